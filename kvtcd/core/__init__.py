@@ -1,0 +1,1 @@
+"""What is true: pure Python without I/O, event loop or tensor."""

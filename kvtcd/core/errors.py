@@ -1,0 +1,225 @@
+"""The tree of errors: one class per cause, data in attributes, a message that says what to do.
+
+::
+
+    KvtcdError
+    ├── BadRequest              a request breaks a rule; `field`, `why`
+    │   ├── BadKey              not lower-case hex of 1-64 bytes
+    │   └── BadIdentity         an identity that cannot be understood
+    │       └── UnsupportedRope a RoPE type we cannot undo exactly
+    ├── BlockMismatch           the body is not a block of this namespace; `want`, `got`
+    ├── UnknownNamespace        no such namespace for this tenant
+    ├── IdentityConflict        the name already belongs to another identity
+    ├── NotFound                no such block for this tenant
+    ├── Busy                    over a bound for now; `retry_after` seconds
+    ├── TooLarge                over a limit that waiting will not move
+    ├── DeadlineExceeded        the caller's time ran out
+    ├── Corrupt                 bytes at rest or on the wire that break their own rules
+    │   ├── BadMagic · BadVersion · Truncated · BadChecksum · BadField
+    │   └── WrongRecord         an intact record found under a key that is not its own
+    ├── ProfileMismatch         a profile of another model, layout or RoPE
+    ├── UnknownProfile          a blob names a profile that is not here
+    ├── UnsupportedCache        an engine cache whose past cannot be stored by prefix
+    ├── UnsupportedModel        a model that cannot be calibrated
+    ├── StoreFailed             the disk tier could not complete an operation; `op`, `code`
+    │   └── StoreFull           no room on the device or in the map
+    ├── ConfigError             a file with a wrong field; `path`, `field`, `why`
+    ├── AlreadyRunning          another process holds the state directory
+    ├── Unavailable             something outside could not be had (a model package, a daemon)
+    └── ServerError             the daemon answered with an error the client has no better class for
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class KvtcdError(Exception):
+    """Root of every error that kvtcd raises on purpose."""
+
+
+class BadRequest(KvtcdError):
+    """A request breaks a rule."""
+
+    def __init__(self, field: str, why: str) -> None:
+        self.field, self.why = field, why
+        super().__init__(f"{field}: {why}")
+
+
+class BadKey(BadRequest):
+    """A key that is not lower-case hex of 1 to 64 bytes."""
+
+    def __init__(self, text: str) -> None:
+        shown = text if len(text) <= 40 else f"{text[:40]}… ({len(text)} characters)"
+        super().__init__("key", f"{shown!r} is not 2 to 128 lower-case hex digits, an even number of them")
+
+
+class BadIdentity(BadRequest):
+    """A namespace identity that cannot be understood."""
+
+
+class UnsupportedRope(BadIdentity):
+    """A RoPE type that cannot be undone exactly."""
+
+    def __init__(self, kind: str, supported: tuple[str, ...]) -> None:
+        self.kind = kind
+        super().__init__(
+            "rope.kind",
+            f"{kind!r} cannot be undone exactly; supported are {', '.join(supported)}. "
+            "Register the namespace without RoPE to have its blocks stored losslessly",
+        )
+
+
+class BlockMismatch(KvtcdError):
+    """The bytes of a block do not fit the layout of its namespace."""
+
+    def __init__(self, what: str, want: object, got: object) -> None:
+        self.what, self.want, self.got = what, want, got
+        super().__init__(f"{what}: this namespace needs {want}, the request has {got}")
+
+
+class UnknownNamespace(KvtcdError):
+    """No namespace of this name for this tenant."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"namespace {name!r} is not registered; PUT /v1/namespaces/{name} first")
+
+
+class IdentityConflict(KvtcdError):
+    """The tenant already uses this name for another identity."""
+
+    def __init__(self, name: str, fields: tuple[str, ...]) -> None:
+        self.name, self.fields = name, fields
+        super().__init__(
+            f"namespace {name!r} is registered with another identity (differs in {', '.join(fields)}); "
+            "choose another name, or DELETE it first"
+        )
+
+
+class NotFound(KvtcdError):
+    """No block under this key for this tenant."""
+
+    def __init__(self, what: str = "block") -> None:
+        self.what = what
+        super().__init__(f"no such {what}")
+
+
+class Busy(KvtcdError):
+    """A bound is reached for now."""
+
+    def __init__(self, what: str, retry_after: float = 1.0) -> None:
+        self.what, self.retry_after = what, retry_after
+        super().__init__(f"{what} is at its bound; try again in {retry_after:g} s")
+
+
+class TooLarge(KvtcdError):
+    """A size over a limit that waiting does not move."""
+
+    def __init__(self, what: str, nbytes: int, limit: int) -> None:
+        self.what, self.nbytes, self.limit = what, nbytes, limit
+        super().__init__(f"{what} has {nbytes} bytes; the limit is {limit}")
+
+
+class DeadlineExceeded(KvtcdError):
+    """The time the caller gave is over."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        self.what, self.seconds = what, seconds
+        super().__init__(f"{what} did not end within {seconds:g} s")
+
+
+class Corrupt(KvtcdError):
+    """Bytes that break the rules of their own format."""
+
+    def __init__(self, what: str, why: str) -> None:
+        self.what, self.why = what, why
+        super().__init__(f"{what}: {why}")
+
+
+class BadMagic(Corrupt):
+    """The first bytes are not those of the format."""
+
+
+class BadVersion(Corrupt):
+    """A version this release does not read."""
+
+
+class Truncated(Corrupt):
+    """Fewer bytes than the header promises."""
+
+
+class BadChecksum(Corrupt):
+    """A checksum or MAC that does not match its bytes."""
+
+
+class BadField(Corrupt):
+    """A field out of its range, or fields that contradict each other."""
+
+
+class WrongRecord(Corrupt):
+    """An intact record found under a key that is not its own."""
+
+
+class ProfileMismatch(KvtcdError):
+    """A profile made for another model, layout or RoPE."""
+
+    def __init__(self, what: str, want: object, got: object) -> None:
+        self.what, self.want, self.got = what, want, got
+        super().__init__(f"profile {what} is {got}, the namespace has {want}")
+
+
+class UnknownProfile(KvtcdError):
+    """A blob names a profile that is not in the profiles folder."""
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+        super().__init__(f"profile {digest.hex()} is not in the profiles folder; copy it there")
+
+
+class UnsupportedCache(KvtcdError):
+    """An engine cache whose past cannot be stored by prefix."""
+
+
+class UnsupportedModel(KvtcdError):
+    """A model that the lab cannot calibrate or measure."""
+
+
+class StoreFailed(KvtcdError):
+    """The disk tier could not complete an operation; nothing was half done."""
+
+    def __init__(self, op: str, code: str) -> None:
+        self.op, self.code = op, code
+        super().__init__(f"disk {op} failed: {code}")
+
+
+class StoreFull(StoreFailed):
+    """No room left on the device or in the map."""
+
+
+class ConfigError(KvtcdError):
+    """A configuration or policy file with a wrong field."""
+
+    def __init__(self, path: Path | str, field: str, why: str) -> None:
+        self.path, self.field, self.why = str(path), field, why
+        super().__init__(f"{path}: {field}: {why}" if field else f"{path}: {why}")
+
+
+class AlreadyRunning(KvtcdError):
+    """Another process holds the state directory."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = str(path)
+        super().__init__(f"another kvtcd holds {path}; stop it, or choose another state directory")
+
+
+class Unavailable(KvtcdError):
+    """Something outside this program could not be had."""
+
+
+class ServerError(KvtcdError):
+    """The daemon answered with an error that has no class of its own."""
+
+    def __init__(self, status: int, title: str, detail: str) -> None:
+        self.status, self.title, self.detail = status, title, detail
+        super().__init__(f"{status} {title}: {detail}")
