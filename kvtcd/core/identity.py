@@ -264,11 +264,8 @@ def _typed(field: str, value: object, kind: type) -> Any:  # noqa: ANN401 - chec
 
 
 def _float(field: str, value: object) -> float:
-    """Floats travel as `repr` strings, so that every writer spells them alike."""
+    """Read a float from its `repr` string, the spelling on which every writer agrees."""
     try:
-        return float(value) if isinstance(value, str) else float("nan")
+        return float(_typed(field, value, str))
     except ValueError:
-        return float("nan")
-    finally:
-        if not isinstance(value, str):
-            raise BadIdentity(field, "is not a number written as a string")
+        raise BadIdentity(field, "is not a number written as a string") from None
