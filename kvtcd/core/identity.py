@@ -93,7 +93,7 @@ class Rope:
     def to_json(self) -> dict[str, object]:
         """Return the canonical JSON form: floats as `repr` strings, absent parameters left out."""
         return {
-            name: repr(float(value)) if isinstance(value, float) else value
+            name: repr(value) if isinstance(value, float) else str(value) if isinstance(value, str) else value
             for name, value in asdict(self).items()
             if value is not None
         }

@@ -1,0 +1,146 @@
+"""Names of blocks: engine keys, our own chain over tokens, and the record keys of a tenant.
+
+An engine key says which tokens a block stands for. A record key says whose block it is: it is an HMAC under
+the tenant's key over namespace, salt and engine key, so equal tokens of two tenants never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+from kvtcd.core.errors import BadKey, BadRequest
+
+EngineKey = NewType("EngineKey", bytes)
+"""1 to 64 opaque bytes; lower-case hex on the wire."""
+RecordKey = NewType("RecordKey", bytes)
+"""32 bytes."""
+
+KEY_PATTERN = r"(?:[0-9a-f]{2}){1,64}"
+MAX_SALT = 255
+_KEY = re.compile(KEY_PATTERN)
+_MAX_TOKEN = 2**32 - 1
+
+
+def parse_key(text: str) -> EngineKey:
+    """Read an engine key from the wire.
+
+    Raises:
+        BadKey: not 2 to 128 lower-case hex digits, or an odd number of them.
+    """
+    if not _KEY.fullmatch(text):
+        raise BadKey(text)
+    return EngineKey(bytes.fromhex(text))
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBlock:
+    """One block of a sequence: its key, its parent's key, and the tokens ``[first, first + tokens)``."""
+
+    key: EngineKey
+    parent: EngineKey | None
+    first: int
+    tokens: int
+
+
+def token_array(tokens: Sequence[int]) -> array[int]:
+    """Return token ids as unsigned 32-bit integers.
+
+    Raises:
+        BadRequest: an id outside 0..2**32-1.
+    """
+    try:
+        out = array("I", tokens)
+    except (OverflowError, TypeError):
+        raise BadRequest("tokens", f"token ids must be integers within 0..{_MAX_TOKEN}") from None
+    if out.itemsize != 4:  # pragma: no cover - no such platform runs torch
+        raise BadRequest("tokens", "this platform has no 32-bit array type")
+    return out
+
+
+def chain_root(namespace: bytes) -> EngineKey:
+    """Return ``k_0``, the parent of every first block: BLAKE2b-256("kvtcd-chain-v1" ‖ namespace digest)."""
+    return EngineKey(hashlib.blake2b(b"kvtcd-chain-v1" + namespace, digest_size=32).digest())
+
+
+def chain_key(parent: EngineKey, tokens: array[int]) -> EngineKey:
+    """Return ``k_i`` = BLAKE2b-256(k_{i-1} ‖ tokens as little-endian u32)."""
+    return EngineKey(hashlib.blake2b(parent + _little_endian(tokens), digest_size=32).digest())
+
+
+def chain(namespace: bytes, tokens: Sequence[int], block_tokens: int) -> Iterator[ChainBlock]:
+    """Yield the blocks of a sequence in order; the last one may be partial.
+
+    Args:
+        namespace: digest of the namespace, 32 bytes.
+        tokens: token ids of the whole sequence.
+        block_tokens: tokens of a full block.
+    """
+    ids = token_array(tokens)
+    key = chain_root(namespace)
+    for first in range(0, len(ids), block_tokens):
+        piece = ids[first : first + block_tokens]
+        parent, key = key, chain_key(key, piece)
+        yield ChainBlock(key, parent if first else None, first, len(piece))
+
+
+def _little_endian(tokens: array[int]) -> bytes:
+    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
+        tokens = array("I", tokens)
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TenantKeys:
+    """What a tenant's records are named and authenticated with. Never logged: it has no repr.
+
+    Attributes:
+        tenant: the tenant's name, e.g. ``uid:1000``.
+        key_id: 8 bytes that name the master key.
+        record: key of the record-key HMAC.
+        mac: key of the record MAC.
+        tag: 16 bytes that stand for the tenant in names and envelopes.
+    """
+
+    tenant: str
+    key_id: bytes
+    record: bytes
+    mac: bytes
+    tag: bytes
+
+    @classmethod
+    def derive(cls, master: bytes, tenant: str) -> TenantKeys:
+        """Derive a tenant's keys from the master key by HKDF-SHA256 (RFC 5869, no salt)."""
+        name = tenant.encode()
+        return cls(
+            tenant=tenant,
+            key_id=_hkdf(master, b"kvtcd-id-v1")[:8],
+            record=_hkdf(master, b"kvtcd-tenant-v1" + name),
+            mac=_hkdf(master, b"kvtcd-mac-v1" + name),
+            tag=_hkdf(master, b"kvtcd-tag-v1" + name)[:16],
+        )
+
+    def record_key(self, namespace: bytes, salt: bytes, key: bytes) -> RecordKey:
+        """Return HMAC-SHA256("kvtcd-rec-v1" ‖ namespace ‖ u16 length of salt ‖ salt ‖ key).
+
+        Raises:
+            BadRequest: the salt is over 255 bytes.
+        """
+        if len(salt) > MAX_SALT:
+            raise BadRequest("salt", f"{len(salt)} bytes; at most {MAX_SALT}")
+        message = b"kvtcd-rec-v1" + namespace + struct.pack("<H", len(salt)) + salt + key
+        return RecordKey(hmac.digest(self.record, message, "sha256"))
+
+
+def _hkdf(master: bytes, info: bytes) -> bytes:
+    """One 32-byte block of HKDF-SHA256 with the default salt of zeros."""
+    extracted = hmac.digest(bytes(32), master, "sha256")
+    return hmac.digest(extracted, info + b"\x01", "sha256")

@@ -1,0 +1,142 @@
+"""What a persistent tier stores: an envelope that says what a blob is, and authenticates it.
+
+Little endian::
+
+    fixed fields    `_FIXED`, magic and version first
+    engine key      1-64 bytes
+    salt            0-255 bytes
+    envelope MAC    32 bytes: keyed BLAKE3 over everything before it
+
+The fixed fields hold the keyed BLAKE3 of the blob, so the envelope's MAC covers both, an index can be built
+from envelopes alone and still be authentic, and a blob moved under another envelope is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from kvtcd.core.errors import BadChecksum, BadField, BadMagic, BadVersion, Truncated, WrongRecord
+from kvtcd.core.keys import MAX_SALT, EngineKey, RecordKey, TenantKeys
+
+MAGIC = b"KVTR"
+VERSION = 1
+MAC_BYTES = 32
+_FIXED = struct.Struct("<4sHBBHBBI24s32s16s8s32sQ32sQQQQQ32s")
+_HAS_PARENT, _HAS_FIRST = 1, 2
+_PLAINTEXT = 0
+_MAX_KEY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What is known of a stored block without its blob.
+
+    Times are Unix milliseconds; `expires` None means never. `blob_mac` is the keyed BLAKE3 of the blob.
+    """
+
+    key: RecordKey
+    tenant_tag: bytes
+    key_id: bytes
+    namespace: bytes
+    generation: int
+    engine_key: EngineKey
+    salt: bytes
+    parent: RecordKey | None
+    first_token: int | None
+    tokens: int
+    raw_bytes: int
+    blob_bytes: int
+    created: int
+    expires: int | None
+    blob_mac: bytes
+
+
+def blob_mac(keys: TenantKeys, blob: bytes | bytearray | memoryview) -> bytes:
+    """Return the keyed BLAKE3 of a blob, 32 bytes."""
+    return blake3(blob, key=keys.mac).digest()
+
+
+def seal(keys: TenantKeys, envelope: Envelope) -> bytes:
+    """Write an envelope and its MAC."""
+    flags = (_HAS_PARENT if envelope.parent else 0) | (_HAS_FIRST if envelope.first_token is not None else 0)
+    body = (
+        _FIXED.pack(
+            MAGIC, VERSION, _PLAINTEXT, flags, len(envelope.salt), len(envelope.engine_key), 0,
+            envelope.tokens, bytes(24), envelope.key, envelope.tenant_tag, envelope.key_id,
+            envelope.namespace, envelope.generation, envelope.parent or bytes(32),
+            envelope.first_token or 0, envelope.raw_bytes, envelope.blob_bytes, envelope.created,
+            envelope.expires or 0, envelope.blob_mac,
+        )
+        + envelope.engine_key
+        + envelope.salt
+    )  # fmt: skip
+    return body + blake3(body, key=keys.mac).digest()
+
+
+def parse(data: bytes | memoryview) -> Envelope:
+    """Check an envelope's form, not its MAC: what `kvtcd inspect` may show without a key.
+
+    Raises:
+        Truncated, BadMagic, BadVersion, BadField: the first rule that is broken.
+    """
+    if len(data) < _FIXED.size + MAC_BYTES:
+        raise Truncated("envelope", f"{len(data)} bytes, at least {_FIXED.size + MAC_BYTES} are needed")
+    (magic, version, cipher, flags, salt_bytes, key_bytes, zero, tokens, nonce, key, tag, key_id, namespace,
+     generation, parent, first, raw_bytes, blob_bytes, created, expires, mac) = _FIXED.unpack_from(data)  # fmt: skip
+    if magic != MAGIC:
+        raise BadMagic("envelope", f"begins with {magic.hex()}, not {MAGIC.hex()}")
+    if version != VERSION:
+        raise BadVersion("envelope", f"version {version}; this release reads {VERSION}")
+    if cipher != _PLAINTEXT or any(nonce):
+        raise BadField("envelope", f"cipher {cipher}; this release reads {_PLAINTEXT} (none)")
+    if not 1 <= key_bytes <= _MAX_KEY or salt_bytes > MAX_SALT or zero or flags > _HAS_PARENT | _HAS_FIRST:
+        raise BadField("envelope", f"key of {key_bytes} bytes, salt of {salt_bytes}, flags {flags}")
+    if len(data) != _FIXED.size + key_bytes + salt_bytes + MAC_BYTES:
+        raise Truncated("envelope", f"{len(data)} bytes for a key of {key_bytes} and a salt of {salt_bytes}")
+    if not 1 <= tokens <= raw_bytes or not blob_bytes:
+        raise BadField("envelope", f"{tokens} tokens, {raw_bytes} raw bytes, {blob_bytes} stored bytes")
+    tail = bytes(data[_FIXED.size : _FIXED.size + key_bytes + salt_bytes])
+    return Envelope(
+        key=key, tenant_tag=tag, key_id=key_id, namespace=namespace, generation=generation,
+        engine_key=EngineKey(tail[:key_bytes]), salt=tail[key_bytes:],
+        parent=RecordKey(parent) if flags & _HAS_PARENT else None,
+        first_token=first if flags & _HAS_FIRST else None, tokens=tokens, raw_bytes=raw_bytes,
+        blob_bytes=blob_bytes, created=created, expires=expires or None, blob_mac=mac,
+    )  # fmt: skip
+
+
+def open_envelope(keys: TenantKeys, stored_under: RecordKey, data: bytes | memoryview) -> Envelope:
+    """Check form, MAC and place of an envelope.
+
+    Args:
+        keys: of the tenant in whose environment it was found.
+        stored_under: the record key it was found under.
+        data: the envelope's bytes.
+
+    Raises:
+        Corrupt: any rule is broken; `WrongRecord` when it is intact but belongs under another key.
+    """
+    envelope = parse(data)
+    body, mac = data[:-MAC_BYTES], data[-MAC_BYTES:]
+    if not hmac.compare_digest(blake3(body, key=keys.mac).digest(), bytes(mac)):
+        raise BadChecksum("envelope", "does not match its MAC")
+    named = keys.record_key(envelope.namespace, envelope.salt, envelope.engine_key)
+    if envelope.key != stored_under or named != stored_under or envelope.tenant_tag != keys.tag:
+        raise WrongRecord("envelope", "is intact, but was stored under another key")
+    return envelope
+
+
+def check_blob(keys: TenantKeys, envelope: Envelope, blob: bytes | bytearray | memoryview) -> None:
+    """Compare a blob with its envelope, before one byte of it is decoded.
+
+    Raises:
+        Truncated, BadChecksum: the blob is not the one that was sealed.
+    """
+    if len(blob) != envelope.blob_bytes:
+        raise Truncated("record", f"{len(blob)} bytes of {envelope.blob_bytes}")
+    if not hmac.compare_digest(blob_mac(keys, blob), envelope.blob_mac):
+        raise BadChecksum("record", "the blob does not match its MAC")
