@@ -197,7 +197,8 @@ def parse(data: memoryview) -> Blob:
     if len(data) < _HEADER.size:
         raise Truncated("blob", f"{len(data)} bytes, the header alone has {_HEADER.size}")
     (magic, version, codec, codec_version, flags, dtype, basis, classes, plan, step, tokens, section_count,
-     first_token, raw_bytes, blob_bytes, profile, layout, reserved, checksum) = _HEADER.unpack_from(data)  # fmt: skip
+     first_token, raw_bytes, blob_bytes, profile, layout, reserved, checksum,
+    ) = _HEADER.unpack_from(data)  # fmt: skip
     if magic != MAGIC:
         raise BadMagic("blob", f"begins with {magic.hex()}, not {MAGIC.hex()}")
     if version != VERSION:

@@ -86,7 +86,8 @@ def parse(data: bytes | memoryview) -> Envelope:
     if len(data) < _FIXED.size + MAC_BYTES:
         raise Truncated("envelope", f"{len(data)} bytes, at least {_FIXED.size + MAC_BYTES} are needed")
     (magic, version, cipher, flags, salt_bytes, key_bytes, zero, tokens, nonce, key, tag, key_id, namespace,
-     generation, parent, first, raw_bytes, blob_bytes, created, expires, mac) = _FIXED.unpack_from(data)  # fmt: skip
+     generation, parent, first, raw_bytes, blob_bytes, created, expires, mac,
+    ) = _FIXED.unpack_from(data)  # fmt: skip
     if magic != MAGIC:
         raise BadMagic("envelope", f"begins with {magic.hex()}, not {MAGIC.hex()}")
     if version != VERSION:

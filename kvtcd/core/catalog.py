@@ -1,0 +1,261 @@
+"""The one mind: it is told events and answers with actions; it moves nothing itself.
+
+Theory of operation
+===================
+
+A block (`Entry`) has at most one copy in each tier. States of a copy:
+
+======== ========================================== ===================
+from     on                                         to
+======== ========================================== ===================
+absent   room reserved (put granted, move begun)    FILLING
+FILLING  Filled, Moved / Abandoned, MoveFailed      READY / DROPPING
+READY    victim, deleted, damaged                   DROPPING
+DROPPING Dropped                                    absent
+======== ========================================== ===================
+
+Rules, each of them tested after every event of random histories:
+
+1. *Never nowhere*: the last copy of a block goes only when it is evicted from the last tier, deleted,
+   damaged or superseded.
+2. A block has at most one transfer. Its source is READY and stays while the transfer runs.
+3. A pinned host copy is READY and stays.
+4. *Waiting pins nothing*: who waits for room holds no copy and no bytes.
+5. Room is reserved before bytes move; a demotion reserves the bound of its packed size and gives the rest
+   back.
+
+After every event one pass, fastest tier first, starts whatever can start (`core.room`); victims only ever go
+one tier down, so one pass reaches the fixpoint. A put is granted or refused, never forgotten. Blocks of one
+request become readable together (`Filled` is sent at its end), so that what follows a block is known when it
+is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import assert_never
+
+from kvtcd.core import events as ev
+from kvtcd.core.events import Action, Deny, Event, Grant, Lost, Reason, Tier
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.residency import Copy, Entry, Residents, Shelf, State
+from kvtcd.core.room import Room
+from kvtcd.core.waiting import Gathering
+
+
+class Catalog:
+    """Residency of all blocks of one daemon.
+
+    Args:
+        shelves: sums of each tier that exists; the host tier must.
+        bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
+        demotions: how many demotions may run at once.
+    """
+
+    def __init__(
+        self, shelves: dict[Tier, Shelf], bound: Callable[[int], int], *, demotions: int = 8
+    ) -> None:
+        self.residents = Residents(shelves)
+        self.room = Room(self.residents, bound, demotions=demotions)
+        self.durable, self.evicted, self.deleted = Gathering(), Gathering(), Gathering()
+
+    def tiers(self, key: RecordKey) -> tuple[Tier, ...]:
+        """Return the tiers that can serve a block, fastest first; empty when none can."""
+        return self.residents.tiers(key)
+
+    def children(self, parent: RecordKey) -> Iterator[tuple[RecordKey, int]]:
+        """Yield (key, tokens) of the servable blocks that continue `parent`."""
+        return ((key, n) for key, n in self.residents.lineage.children(parent) if self.tiers(key))
+
+    def blocks(self, namespace: int) -> tuple[RecordKey, ...]:
+        """Return the keys of a namespace."""
+        return tuple(key for key, entry in self.residents.entries.items() if entry.namespace == namespace)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take in one event; return what is to be done, in order."""
+        match event:
+            case ev.Put():
+                self._put(event)
+            case ev.Filled(key):
+                self._arrived(key, Tier.HOST)
+            case ev.Abandoned(key):
+                self.residents.drop(key, Tier.HOST)
+            case ev.Get(ticket, key):
+                self._get(ticket, key)
+            case ev.Release(key):
+                self.residents.entries[key].pins -= 1
+                self.residents.let_go(key)
+            case ev.Touch(keys):
+                for key in reversed(keys):
+                    self.residents.touch(key)
+            case ev.Settle(ticket, keys, evict):
+                self._settle(ticket, keys, evict=evict)
+            case ev.Delete(ticket, keys):
+                self._delete(ticket, keys)
+            case ev.Cancel(ticket):
+                self._cancel(ticket)
+            case ev.Moved(key, nbytes):
+                self._moved(key, nbytes)
+            case ev.MoveFailed(key, damaged):
+                self._move_failed(key, damaged=damaged)
+            case ev.Dropped(key, tier):
+                self._dropped(key, tier)
+            case ev.Recovered():
+                self._recovered(event)
+            case _:
+                assert_never(event)
+        self.room.share_out()
+        actions, self.residents.actions = self.residents.actions, []
+        return actions
+
+    def _put(self, put: ev.Put) -> None:
+        host = self.residents.shelves[Tier.HOST]
+        if put.key in self.residents.entries:
+            self.room.refuse(put)
+        elif host.footprint(put.nbytes) > host.capacity:
+            self._deny(put.ticket, Reason.TOO_LARGE)
+        else:
+            self.room.puts[put.ticket] = put
+
+    def _get(self, ticket: int, key: RecordKey) -> None:
+        if not self.tiers(key):
+            self._deny(ticket, Reason.NOT_FOUND)
+            return
+        entry, host = self.residents.entries[key], self.residents.shelves[Tier.HOST]
+        if key not in self.evicted:
+            entry.evict = False  # it is wanted again: let it stay when its move ends
+        self.residents.touch(key)
+        if entry.ready(Tier.HOST):
+            entry.pins += 1
+            self._grant(ticket)
+        elif host.footprint(entry.raw_bytes) > host.capacity:
+            self._deny(ticket, Reason.TOO_LARGE)
+        else:
+            entry.readers.append(ticket)
+            self.room.promotions[key] = None
+
+    def _settle(self, ticket: int, keys: tuple[RecordKey, ...], *, evict: bool) -> None:
+        for key in keys:
+            if reason := self._unsettleable(key):
+                self._deny(ticket, reason)
+                return
+        pending = [key for key in keys if not self._settled(key, evict=evict)]
+        if not (self.evicted if evict else self.durable).add(ticket, pending):
+            self._grant(ticket)
+        for key in pending:
+            entry = self.residents.entries[key]
+            entry.evict |= evict
+            if not entry.ready(Tier.DISK):
+                self.room.demotions[key] = None
+            self.residents.let_go(key)
+
+    def _unsettleable(self, key: RecordKey) -> Reason | None:
+        if not self.tiers(key):
+            return Reason.NOT_FOUND
+        entry = self.residents.entries[key]
+        if entry.ready(Tier.DISK):
+            return None
+        if not entry.packable or Tier.DISK not in self.residents.shelves:
+            return Reason.NO_TIER
+        return Reason.TOO_LARGE if self.room.too_large_below(key) else None
+
+    def _settled(self, key: RecordKey, *, evict: bool) -> bool:
+        entry = self.residents.entries[key]
+        return entry.ready(Tier.DISK) and not (evict and Tier.HOST in entry.copies)
+
+    def _delete(self, ticket: int, keys: tuple[RecordKey, ...]) -> None:
+        pending = [key for key in dict.fromkeys(keys) if key in self.residents.entries]
+        if not self.deleted.add(ticket, pending):
+            self._grant(ticket)
+        for key in pending:
+            self._doom(key)
+
+    def _doom(self, key: RecordKey) -> None:
+        """Serve this block no more; its copies go as soon as nobody uses them."""
+        entry = self.residents.entries[key]
+        entry.doomed = True
+        self._disappoint(key, entry, Reason.DELETED)
+        self.residents.let_go(key)
+
+    def _cancel(self, ticket: int) -> None:
+        """Forget whoever waits. A promotion that runs goes on: its bytes are useful to the next reader."""
+        self.room.puts.pop(ticket, None)
+        for waiting in (self.durable, self.evicted, self.deleted):
+            waiting.cancel(ticket)
+        for key in list(self.room.promotions):
+            entry = self.residents.entries[key]
+            if ticket in entry.readers:
+                entry.readers.remove(ticket)
+                if not entry.readers and entry.transfer is None:
+                    self.room.forget(key)
+
+    def _moved(self, key: RecordKey, nbytes: int) -> None:
+        target = self._end(key)
+        self._arrived(key, target, nbytes)
+
+    def _move_failed(self, key: RecordKey, *, damaged: bool) -> None:
+        target = self._end(key)
+        entry = self.residents.entries[key]
+        self.residents.drop(key, target)
+        self._disappoint(key, entry, Reason.DAMAGED if damaged else Reason.FAILED)
+        if target is Tier.DISK:
+            entry.packable = entry.evict = False  # the next eviction drops it: never tried in a loop
+        elif damaged:
+            self.residents.drop(key, Tier.DISK)
+            self.residents.actions.append(Lost(key, entry.namespace, Reason.DAMAGED))
+        self.residents.let_go(key)
+
+    def _end(self, key: RecordKey) -> Tier:
+        target = self.residents.end(key).target
+        self.room.demoting -= target is Tier.DISK
+        return target
+
+    def _arrived(self, key: RecordKey, tier: Tier, nbytes: int | None = None) -> None:
+        """Make a FILLING copy READY and serve those who waited for it."""
+        self.residents.ready(key, tier, nbytes)
+        entry = self.residents.entries[key]
+        if not entry.doomed:
+            if tier is Tier.DISK:
+                self._grant(*self.durable.done(key))
+            else:
+                entry.pins += len(entry.readers)
+                self._grant(*entry.readers)
+                entry.readers.clear()
+                self.room.promotions.pop(key, None)
+                if entry.behind and entry.packable and not self._unsettleable(key):
+                    self.room.demotions[key] = None
+            self._supersede(entry)
+        self.residents.let_go(key)
+
+    def _supersede(self, entry: Entry) -> None:
+        """Doom the partial sibling once this block is safe wherever the sibling was."""
+        older = entry.supersedes
+        known = self.residents.entries
+        if older is not None and older in known and all(entry.ready(t) for t in known[older].copies):
+            entry.supersedes = None
+            self._doom(older)
+
+    def _dropped(self, key: RecordKey, tier: Tier) -> None:
+        entry = self.residents.dropped(key, tier)
+        if not entry.copies:
+            self._disappoint(key, entry, Reason.NOT_FOUND)
+            self._grant(*self.deleted.done(key))
+        elif self._settled(key, evict=True):
+            self._grant(*self.evicted.done(key))
+
+    def _recovered(self, found: ev.Recovered) -> None:
+        entry = Entry(found.namespace, found.tokens, found.raw_bytes, found.parent)
+        self.residents.admit(found.key, entry, Tier.DISK, Copy(State.READY, found.nbytes))
+
+    def _grant(self, *tickets: int) -> None:
+        self.residents.actions.extend(Grant(ticket) for ticket in tickets)
+
+    def _deny(self, ticket: int, reason: Reason) -> None:
+        self.residents.actions.append(Deny(ticket, reason))
+
+    def _disappoint(self, key: RecordKey, entry: Entry, reason: Reason) -> None:
+        """Deny all who wait for this block to come up or go down."""
+        for ticket in (*entry.readers, *self.durable.fail(key), *self.evicted.fail(key)):
+            self._deny(ticket, reason)
+        entry.readers.clear()
+        self.room.forget(key)

@@ -1,0 +1,218 @@
+"""What the catalog is told, and what it answers: small frozen values, nothing else.
+
+A *ticket* is a number the service gives to whoever waits; the catalog settles every ticket exactly once, with
+`Grant` or `Deny`, unless the service takes it back with `Cancel`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvtcd.core.keys import RecordKey
+
+
+class Tier(StrEnum):
+    """Where a copy lies, fastest first."""
+
+    HOST = "host"
+    DISK = "disk"
+
+
+class Reason(StrEnum):
+    """Why a ticket was denied or a copy was lost."""
+
+    NOT_FOUND = "not-found"
+    DUPLICATE = "duplicate"
+    FILLING = "filling"
+    """Another request is storing this very block right now."""
+    TOO_LARGE = "too-large"
+    """It can never fit the tier."""
+    NO_TIER = "no-tier"
+    """The policy has no tier below for it."""
+    DAMAGED = "damaged"
+    """The stored bytes failed their check; the copy is dropped."""
+    FAILED = "failed"
+    """The move could not be completed; the source is unharmed."""
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Someone wants to store a block of `nbytes` raw bytes; Grant means: write it now, then say `Filled`.
+
+    `behind`: copy it down as soon as it is there. `packable`: there is a tier below for it.
+    `supersedes`: a partial sibling that this block makes superfluous.
+    """
+
+    ticket: int
+    key: RecordKey
+    namespace: int
+    tokens: int
+    nbytes: int
+    parent: RecordKey | None = None
+    supersedes: RecordKey | None = None
+    behind: bool = False
+    packable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The bytes of a granted put have arrived in full."""
+
+    key: RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A granted put ended without its bytes."""
+
+    key: RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Someone wants to read a block; Grant pins its host copy until `Release`."""
+
+    ticket: int
+    key: RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A granted reader is done."""
+
+    key: RecordKey
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """These blocks of one prefix were used, given head first: the head ends up youngest."""
+
+    keys: tuple[RecordKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Grant once every key has a durable copy; with `evict`, once it also has none on the host."""
+
+    ticket: int
+    keys: tuple[RecordKey, ...]
+    evict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Forget these blocks; Grant once no copy is left. Readers finish first."""
+
+    ticket: int
+    keys: tuple[RecordKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Whoever held this ticket has gone. A grant already given is not taken back."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The move of this block has ended well: the destination holds `nbytes`."""
+
+    key: RecordKey
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """The move of this block has failed; `damaged` when its source proved to be unreadable."""
+
+    key: RecordKey
+    damaged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The copy whose `Drop` was asked for is gone."""
+
+    key: RecordKey
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A copy found on disk at start."""
+
+    key: RecordKey
+    namespace: int
+    tokens: int
+    raw_bytes: int
+    nbytes: int
+    parent: RecordKey | None
+
+
+Event = (
+    Put
+    | Filled
+    | Abandoned
+    | Get
+    | Release
+    | Touch
+    | Settle
+    | Delete
+    | Cancel
+    | Moved
+    | MoveFailed
+    | Dropped
+    | Recovered
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The ticket has what it asked for."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """The ticket will not get what it asked for."""
+
+    ticket: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Copy a block from one tier to the other, then say `Moved` or `MoveFailed`.
+
+    `after` is how many tokens are known to follow the block in its sequence (the longest continuation),
+    which decides how much of it lies in the recent window.
+    """
+
+    key: RecordKey
+    source: Tier
+    target: Tier
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget the bytes of a copy, then say `Dropped`."""
+
+    key: RecordKey
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A block has left the cache although nobody deleted it: evicted, damaged, or refused below."""
+
+    key: RecordKey
+    namespace: int
+    reason: Reason
+
+
+Action = Grant | Deny | Move | Drop | Lost

@@ -1,0 +1,140 @@
+"""Who gets room, and who makes room: the pass that follows every event.
+
+Three queues wait for room and hold nothing while they wait: puts and promotions for the host tier,
+demotions for the disk tier. Room is made one tier down at a time, coldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvtcd.core.events import Deny, Grant, Put, Reason, Tier
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.residency import Copy, Entry, Residents, State, Transfer
+
+
+class Room:
+    """The queues for room in each tier.
+
+    Args:
+        residents: who is where.
+        bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
+        demotions: how many demotions may run at once.
+    """
+
+    def __init__(self, residents: Residents, bound: Callable[[int], int], *, demotions: int) -> None:
+        self.puts: OrderedDict[int, Put] = OrderedDict()
+        self.promotions: OrderedDict[RecordKey, None] = OrderedDict()
+        self.demotions: OrderedDict[RecordKey, None] = OrderedDict()
+        self.demoting = 0
+        self._residents = residents
+        self._bound = bound
+        self._max_demotions = demotions
+
+    def forget(self, key: RecordKey) -> None:
+        """Let a block wait for room no more."""
+        self.promotions.pop(key, None)
+        self.demotions.pop(key, None)
+
+    def refuse(self, put: Put) -> None:
+        """Deny a put of a block that is already known."""
+        residents = self._residents
+        if residents.tiers(put.key):
+            residents.touch(put.key)
+            reason = Reason.DUPLICATE
+        else:
+            reason = Reason.DELETED if residents.entries[put.key].doomed else Reason.FILLING
+        residents.actions.append(Deny(put.ticket, reason))
+
+    def too_large_below(self, key: RecordKey) -> bool:
+        """Tell whether the bound of a block's packed size is over the whole disk tier."""
+        return self._disk_need(key) > self._residents.shelves[Tier.DISK].capacity
+
+    def share_out(self) -> None:
+        """Start whatever finds room, and make room for what does not. Fastest tier first."""
+        wanted = self._start_promotions() + self._grant_puts()
+        below = self._relieve_host(wanted)
+        below = self._start_demotions() or below
+        if Tier.DISK in self._residents.shelves:
+            disk = self._residents.shelves[Tier.DISK]
+            for key in self._residents.victims(Tier.DISK, disk.excess(below)):
+                self._residents.lose(key, Tier.DISK, Reason.NO_TIER)
+
+    def _start_promotions(self) -> int:
+        """Start what finds room; return the bytes the first one without room needs."""
+        host = self._residents.shelves[Tier.HOST]
+        for key in list(self.promotions):
+            entry = self._residents.entries[key]
+            need = host.footprint(entry.raw_bytes)
+            if entry.transfer or Tier.HOST in entry.copies:
+                continue  # the move runs already, or the old host copy is just being dropped
+            if not host.fits(need):
+                return need
+            self._residents.begin(key, Transfer(Tier.DISK, Tier.HOST, leaving=False), need)
+        return 0
+
+    def _grant_puts(self) -> int:
+        """Grant what finds room, in order; return the bytes the first one without room needs."""
+        residents = self._residents
+        host = residents.shelves[Tier.HOST]
+        while self.puts:
+            ticket, put = next(iter(self.puts.items()))
+            need = host.footprint(put.nbytes)
+            if put.key in residents.entries:
+                self.refuse(put)
+            elif not host.fits(need):
+                return need
+            else:
+                entry = Entry(put.namespace, put.tokens, put.nbytes, put.parent, put.supersedes)
+                entry.behind, entry.packable = put.behind, put.packable
+                residents.admit(put.key, entry, Tier.HOST, Copy(State.FILLING, need))
+                residents.actions.append(Grant(ticket))
+            del self.puts[ticket]
+        return 0
+
+    def _relieve_host(self, wanted: int) -> int:
+        """Move the coldest down, or drop what is safe below; return the disk bytes one of them lacks."""
+        residents = self._residents
+        for key in residents.victims(Tier.HOST, residents.shelves[Tier.HOST].excess(wanted)):
+            entry = residents.entries[key]
+            if entry.ready(Tier.DISK):
+                residents.drop(key, Tier.HOST)
+            elif not entry.packable or Tier.DISK not in residents.shelves or self.too_large_below(key):
+                residents.lose(key, Tier.HOST, Reason.NO_TIER)
+            elif self.demoting >= self._max_demotions:
+                break
+            elif lack := self._begin_demotion(key, leaving=True):
+                return lack
+        return 0
+
+    def _start_demotions(self) -> int:
+        """Start queued demotions; return the disk bytes the first one without room needs."""
+        for key in list(self.demotions):
+            if self.demoting >= self._max_demotions:
+                break
+            entry = self._residents.entries[key]
+            if entry.ready(Tier.DISK) or not entry.ready(Tier.HOST):
+                del self.demotions[key]
+            elif not entry.transfer and (lack := self._begin_demotion(key, leaving=False)):
+                return lack
+        return 0
+
+    def _begin_demotion(self, key: RecordKey, *, leaving: bool) -> int:
+        """Start a demotion; return the bytes it lacks, 0 if none."""
+        residents = self._residents
+        entry, need = residents.entries[key], self._disk_need(key)
+        if Tier.DISK in entry.copies:
+            return 0  # an older copy is just being dropped; its end brings us here again
+        if not residents.shelves[Tier.DISK].fits(need):
+            return need
+        self.demotions.pop(key, None)
+        entry.evict |= leaving
+        self.demoting += 1
+        residents.begin(key, Transfer(Tier.HOST, Tier.DISK, leaving), need)
+        return 0
+
+    def _disk_need(self, key: RecordKey) -> int:
+        return self._residents.shelves[Tier.DISK].footprint(
+            self._bound(self._residents.entries[key].raw_bytes)
+        )

@@ -1,0 +1,1 @@
+"""The lab: run models over texts, calibrate profiles, measure what compression costs."""

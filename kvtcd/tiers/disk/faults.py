@@ -1,0 +1,82 @@
+"""Errors of LMDB and the operating system, translated into ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from kvtcd.core.errors import StoreFailed, StoreFull
+
+DATA = "data.mdb"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# Pages of the trees that a transaction may add beside the records themselves.
+_SLACK = 1 << 20
+
+
+class Broken(StoreFailed):
+    """The engine refuses everything, or what the device holds is unknown, until it is closed and reopened."""
+
+
+class Damaged(Broken):
+    """The file breaks the rules of its format."""
+
+
+@contextmanager
+def translated(op: str, path: Path, *, need: int = 0) -> Iterator[None]:
+    """Turn errors of `op` in the generation directory `path` into ours.
+
+    LMDB reports a write cut short by a full device as a plain I/O error, so the free space decides what an I/O
+    error means: less than the `need` bytes of the operation is a full device.
+
+    Raises:
+        StoreFull: no room in the map or on the device.
+        Damaged: the file is not a sound LMDB file.
+        Broken: an I/O error, after which LMDB must be reopened.
+        StoreFailed: anything else.
+    """
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise StoreFull(op, "the map is full (MDB_MAP_FULL)") from error
+    except _DAMAGE as error:
+        raise Damaged(op, _name(error)) from error
+    except lmdb.Error as error:
+        io_error = error.code == errno.EIO
+        if error.code in _NO_ROOM or (io_error and _room(path) < need + _SLACK):
+            raise StoreFull(op, "no space left on the device") from error
+        if io_error or isinstance(error, lmdb.PanicError):
+            raise Broken(op, _name(error)) from error
+        raise StoreFailed(op, _name(error)) from error
+    except OSError as error:
+        kind = StoreFull if error.errno in _NO_ROOM else StoreFailed
+        raise kind(op, f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error}") from error
+
+
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.BadTxnError,
+    lmdb.NotFoundError,  # a database that every generation has
+)
+
+
+def _name(error: lmdb.Error) -> str:
+    return f"{getattr(error, 'MDB_NAME', None) or errno.errorcode.get(error.code, error.code)}: {error}"
+
+
+def _room(path: Path) -> int:
+    """Return by how many bytes the data file may still grow."""
+    status = os.statvfs(path)
+    free = status.f_bavail * status.f_frsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return free
+    return min(free, limit - (path / DATA).stat().st_size)

@@ -1,0 +1,247 @@
+"""One open generation: an LMDB environment with flags under which a crash loses, at most, the last commit.
+
+Three databases: `meta` and `blob` (see `records`) and `namespaces` (name -> identity). Nothing here looks after
+threads: `environment` sees to it that one thread writes and that nobody is inside when it is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import numpy.typing as npt
+
+from kvtcd.core.errors import BadField, Corrupt, Truncated, Unavailable
+from kvtcd.tiers.disk.faults import DATA, Damaged, translated
+from kvtcd.tiers.disk.records import (
+    KEY_BYTES,
+    Put,
+    Stored,
+    check_key,
+    chunk_key,
+    chunk_lengths,
+    footprint,
+    pack_header,
+    unpack_header,
+)
+
+_ENGINE = 0
+"""py-lmdb bundles LMDB 0.9 and 1.0, whose files differ; an environment variable changes its default."""
+_MIN_MAP = 256 << 20
+_READERS = 256
+_AFTER_ANY_CHUNK = b"\xff" * 5
+_Transaction = lmdb.Transaction[memoryview]
+
+
+class Generation:
+    """An open LMDB environment.
+
+    Args:
+        path: an existing directory.
+        quota: bytes it is meant to hold. The map has twice as much, so that freed pages that LMDB cannot use yet
+            do not fill it, and is never resized: that would pull pages from under readers.
+        create: make the databases.
+
+    Raises:
+        Unavailable: an LMDB without the checks that make damaged files raise rather than crash.
+        Damaged: not a sound LMDB file with our databases.
+        StoreFailed: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, quota: int, create: bool = False) -> None:
+        _require_hardened()
+        self.path = path
+        with ExitStack() as undo, translated("open", path):
+            held = 0 if create else (path / DATA).stat().st_size
+            self._lmdb = lmdb.open(
+                str(path),
+                map_size=max(2 * quota, 2 * held, _MIN_MAP),
+                create=False,
+                mode=0o600,
+                metasync=False,
+                max_readers=_READERS,
+                max_dbs=3,
+                lib_version=_ENGINE,
+            )
+            undo.callback(self._lmdb.close)
+            self._meta = self._lmdb.open_db(b"meta", create=create)
+            self._blob = self._lmdb.open_db(b"blob", create=create)
+            self._names = self._lmdb.open_db(b"namespaces", create=create)
+            self._lmdb.reader_check()
+            self.used = self._probe()
+            undo.pop_all()
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the data file; it does not shrink."""
+        return (self.path / DATA).stat().st_size
+
+    def write(self, puts: Sequence[Put], drops: Sequence[bytes]) -> None:
+        """Remove `drops` and then store `puts` in one transaction."""
+        need = sum(put.footprint for put in puts)
+        with translated("write", self.path, need=need):
+            with self._lmdb.begin(write=True, buffers=True) as transaction:
+                freed = sum(self._delete(transaction, key) for key in drops)
+                for put in puts:
+                    freed += self._delete(transaction, put.key)
+                    transaction.put(put.key, pack_header(put), db=self._meta)
+                    for key, chunk in put.chunks():
+                        transaction.put(key, chunk, db=self._blob)
+            self.used += need - freed
+
+    def read(self, key: bytes) -> tuple[bytes, npt.NDArray[np.uint8]] | None:
+        """Return (envelope, blob) of a record as copies, or None."""
+        check_key(key)
+        with translated("read", self.path), self._lmdb.begin(buffers=True) as transaction:
+            header = transaction.get(key, db=self._meta)
+            if header is None:
+                return None
+            stored = unpack_header(key, header)
+            # All chunks are there before memory is taken for the length that the header claims.
+            chunks = self._chunks(transaction, stored)
+            blob = np.empty(stored.blob_bytes, np.uint8)
+            begin = 0
+            for chunk in chunks:
+                # numpy's copy lets other threads run; that of `bytes` or a slice stops them all.
+                np.copyto(blob[begin : begin + len(chunk)], np.frombuffer(chunk, np.uint8))
+                begin += len(chunk)
+            return stored.envelope, blob
+
+    def stored(self, after: bytes | None, limit: int) -> tuple[list[Stored], bytes | None]:
+        """Return records in key order from `after` on, and the key to go on after, or None at the end.
+
+        Looks at `limit` headers in one short transaction: a long one would keep freed pages from being used.
+        Headers that cannot be read are left out.
+        """
+        found: list[Stored] = []
+        last = after
+        with translated("scan", self.path), self._lmdb.begin(buffers=True) as transaction:
+            cursor = transaction.cursor(self._meta)
+            there = cursor.first() if after is None else cursor.set_range(after + b"\0")
+            for _ in range(limit):
+                if not there:
+                    return found, None
+                key = bytes(cursor.key())
+                if last is not None and key <= last:
+                    raise Damaged("scan", "keys are out of order")
+                last = key
+                try:
+                    found.append(unpack_header(key, cursor.value()))
+                except Corrupt:
+                    pass
+                there = cursor.next()
+        return found, last
+
+    def drop_orphans(self, limit: int) -> int:
+        """Remove chunks without a header and headers that cannot be read, at most `limit` records; return how many."""
+        with translated("drop orphans", self.path):
+            with self._lmdb.begin(write=True, buffers=True) as transaction:
+                orphans = self._orphans(transaction, limit)
+                for key in orphans:
+                    self._delete(transaction, key)
+            return len(orphans)
+
+    def namespaces(self) -> dict[str, bytes]:
+        """Return the identity of every namespace by its name."""
+        with translated("read namespaces", self.path), self._lmdb.begin() as transaction:
+            return {name.decode(): identity for name, identity in transaction.cursor(self._names)}
+
+    def put_namespaces(self, namespaces: Mapping[str, bytes]) -> None:
+        """Add or replace identities."""
+        with translated("write namespaces", self.path), self._lmdb.begin(write=True) as transaction:
+            for name, identity in namespaces.items():
+                transaction.put(name.encode(), identity, db=self._names)
+
+    def sync(self) -> None:
+        """Make the last commit durable too: a commit by itself leaves its meta page to the next one."""
+        with translated("sync", self.path):
+            self._lmdb.sync(True)  # noqa: FBT003 - the C function takes it by position
+
+    def check_readers(self) -> int:
+        """Free the slots of readers whose process is gone; return how many."""
+        with translated("check readers", self.path):
+            return self._lmdb.reader_check()
+
+    def close(self) -> None:
+        """Unmap the file; nobody may be inside."""
+        self._lmdb.close()
+
+    def _delete(self, transaction: _Transaction, key: bytes) -> int:
+        """Remove header and chunks of a record; return the bytes it occupied."""
+        check_key(key)
+        header = transaction.get(key, db=self._meta)
+        freed = 0 if header is None else _footprint(key, header)
+        transaction.delete(key, db=self._meta)
+        cursor = transaction.cursor(self._blob)
+        there = cursor.set_range(key)
+        while there and cursor.key()[:KEY_BYTES] == key:
+            there = cursor.delete()
+        return freed
+
+    def _chunks(self, transaction: _Transaction, stored: Stored) -> list[memoryview]:
+        """Return views of the chunks of a record, valid within the transaction."""
+        cursor = transaction.cursor(self._blob)
+        there = cursor.set_range(stored.key)
+        chunks: list[memoryview] = []
+        for index, length in enumerate(chunk_lengths(stored.blob_bytes)):
+            if not there or cursor.key() != chunk_key(stored.key, index):
+                raise Truncated("record", f"chunk {index} of a blob of {stored.blob_bytes} bytes is missing")
+            chunk = cursor.value()
+            if len(chunk) != length:
+                raise BadField("record", f"chunk {index} has {len(chunk)} bytes, not {length}")
+            chunks.append(chunk)
+            there = cursor.next()
+        if there and cursor.key()[:KEY_BYTES] == stored.key:
+            raise BadField("record", f"more chunks than a blob of {stored.blob_bytes} bytes has")
+        return chunks
+
+    def _orphans(self, transaction: _Transaction, limit: int) -> list[bytes]:
+        orphans: list[bytes] = []
+        for database in (self._meta, self._blob):
+            cursor = transaction.cursor(database)
+            there = cursor.first()
+            while there and len(orphans) < limit:
+                key = bytes(cursor.key()[:KEY_BYTES])
+                header = transaction.get(key, db=self._meta)
+                if header is None or not _is_header(key, header):
+                    orphans.append(key)
+                there = cursor.set_range(key + _AFTER_ANY_CHUNK)
+        return orphans
+
+    def _probe(self) -> int:
+        """Read every header, every namespace and one chunk; return the bytes that the records occupy."""
+        self.namespaces()
+        with self._lmdb.begin(buffers=True) as transaction:
+            cursor = transaction.cursor(self._blob)
+            if cursor.first():
+                bytes(cursor.value())
+            return sum(_footprint(bytes(key), value) for key, value in transaction.cursor(self._meta))
+
+
+def _footprint(key: bytes, header: memoryview) -> int:
+    """Return the bytes a record occupies; one that cannot be read counts nothing until it is removed."""
+    try:
+        stored = unpack_header(key, header)
+    except Corrupt:
+        return 0
+    return footprint(len(stored.envelope), stored.blob_bytes)
+
+
+def _is_header(key: bytes, value: memoryview) -> bool:
+    try:
+        unpack_header(key, value)
+    except Corrupt:
+        return False
+    return True
+
+
+def _require_hardened() -> None:
+    version = lmdb.version(subpatch=True, lib_version=_ENGINE)
+    if version[:2] != (0, 9) or len(version) < 4 or version[3] < 1:  # noqa: PLR2004 - parts of the version
+        raise Unavailable(
+            f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for damaged "
+            "files; reinstall the wheel: pip install --force-reinstall lmdb, without LMDB_FORCE_SYSTEM or LMDB_PURE",
+        )

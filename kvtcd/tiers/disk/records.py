@@ -1,0 +1,150 @@
+"""How one record lies in the databases of an environment: pure functions over lengths and bytes.
+
+A record is one header in `meta` (record key -> magic, blob length, envelope) and chunks in `blob` (record key and
+big-endian chunk number -> at most `CHUNK_BYTES` bytes). A chunk fills 64 pages of 4 KiB with its 16-byte page
+header, so freed space always fits the next chunk and the file does not fragment.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtcd.core.errors import BadField, BadMagic, TooLarge, Truncated
+
+KEY_BYTES = 32
+MAX_ENVELOPE = 4095
+PAGE = 4096
+CHUNK_PAGES = 64
+
+_PAGE_HEADER = 16
+CHUNK_BYTES = CHUNK_PAGES * PAGE - _PAGE_HEADER
+_NODE_HEADER = 8
+_NODE_INDEX = 2
+_REFERENCE = 8
+# A larger node has its value in pages of its own: mdb.c, `me_nodemax` for 4 KiB pages.
+_NODE_MAX = 2038
+
+_HEADER = struct.Struct("<4sQ")
+_MAGIC = b"kvR1"
+
+Blob = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A record to be stored.
+
+    Raises:
+        ValueError: the key has not 32 bytes.
+        TooLarge: the envelope has more than 4095 bytes.
+    """
+
+    key: bytes
+    envelope: bytes
+    blob: Blob
+    """C-contiguous bytes; must not change or be resized until the write has returned."""
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
+        if len(self.envelope) > MAX_ENVELOPE:
+            raise TooLarge("the envelope", len(self.envelope), MAX_ENVELOPE)
+
+    @property
+    def footprint(self) -> int:
+        """Bytes this record will occupy."""
+        return footprint(len(self.envelope), memoryview(self.blob).nbytes)
+
+    def chunks(self) -> Iterator[tuple[bytes, memoryview]]:
+        """Yield the key and a view of the bytes of every chunk."""
+        view = memoryview(self.blob)
+        if view.nbytes:  # a view without elements cannot be cast
+            view = view.cast("B")
+        for index, begin in enumerate(range(0, view.nbytes, CHUNK_BYTES)):
+            yield chunk_key(self.key, index), view[begin : begin + CHUNK_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What is known of a stored record without reading its blob."""
+
+    key: bytes
+    envelope: bytes
+    blob_bytes: int
+
+
+def check_key(key: bytes) -> None:
+    """Raise ValueError unless `key` has the length of a record key."""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a record key has {KEY_BYTES} bytes, not {len(key)}")
+
+
+def chunk_key(key: bytes, index: int) -> bytes:
+    """Return the key of the `index`-th chunk: chunks of a record are neighbours, in order."""
+    return key + index.to_bytes(4, "big")
+
+
+def chunk_lengths(blob_bytes: int) -> Iterator[int]:
+    """Yield the length of every chunk of a blob."""
+    whole, rest = divmod(blob_bytes, CHUNK_BYTES)
+    for _ in range(whole):
+        yield CHUNK_BYTES
+    if rest:
+        yield rest
+
+
+def pack_header(put: Put) -> bytes:
+    """Return the value of `put` in the database `meta`."""
+    return _HEADER.pack(_MAGIC, memoryview(put.blob).nbytes) + put.envelope
+
+
+def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
+    """Read a value of the database `meta`; the result holds copies.
+
+    Raises:
+        Truncated: shorter than its fixed part.
+        BadMagic: not a header, or one of a later release.
+        BadField: an envelope longer than any that is written.
+    """
+    if len(value) < _HEADER.size:
+        raise Truncated("record header", f"{len(value)} bytes, fewer than {_HEADER.size}")
+    magic, blob_bytes = _HEADER.unpack_from(value)
+    if magic != _MAGIC:
+        raise BadMagic("record header", f"begins with {magic!r}, not {_MAGIC!r}")
+    if len(value) > _HEADER.size + MAX_ENVELOPE:
+        raise BadField("record header", f"{len(value)} bytes, more than {_HEADER.size + MAX_ENVELOPE}")
+    return Stored(key, bytes(value[_HEADER.size :]), blob_bytes)
+
+
+def footprint(envelope_bytes: int, blob_bytes: int) -> int:
+    """Return the bytes a record occupies in the file, in whole pages.
+
+    Counts the pages of every value that has its own, and one and a half times the nodes in tree pages, which
+    are two thirds full under random keys.
+    """
+    whole, rest = divmod(blob_bytes, CHUNK_BYTES)
+    pages, nodes = _occupied(KEY_BYTES, _HEADER.size + envelope_bytes)
+    chunk_pages, chunk_node = _occupied(KEY_BYTES + 4, CHUNK_BYTES)
+    pages += whole * chunk_pages
+    nodes += whole * chunk_node
+    if rest:
+        rest_pages, rest_node = _occupied(KEY_BYTES + 4, rest)
+        pages += rest_pages
+        nodes += rest_node
+    return PAGE * (pages + _pages(nodes * 3 // 2))
+
+
+def _occupied(key_bytes: int, value_bytes: int) -> tuple[int, int]:
+    """Return (pages of its own, bytes in a tree page) of one key and value."""
+    node = _NODE_HEADER + key_bytes + value_bytes
+    if node <= _NODE_MAX:
+        return 0, node + _NODE_INDEX
+    return _pages(_PAGE_HEADER + value_bytes), _NODE_HEADER + key_bytes + _REFERENCE + _NODE_INDEX
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE)

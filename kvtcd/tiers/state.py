@@ -1,0 +1,148 @@
+"""The state directory: who may use it, the master key, and one directory per tenant.
+
+::
+
+    state/                 0700
+      lock                 flock of the one process that uses it
+      master.key           32 random bytes, 0600
+      tenants/<hex>/       one disk environment per tenant
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtcd.core.errors import AlreadyRunning, ConfigError
+from kvtcd.tiers import durable
+
+MASTER_KEY_BYTES = 32
+_TENANT = re.compile(r"[0-9a-f]{2,64}")
+_FIELD = "state directory"
+_log = logging.getLogger(__name__)
+
+# Values of statfs(2) `f_type`, from linux/magic.h and the file systems' own headers. LMDB needs a page cache that
+# is coherent between mmap and write, and locks that hold: a remote file system promises neither.
+_REFUSED = {
+    0x6969: "NFS",
+    0x517B: "SMB",
+    0xFF534D42: "CIFS",
+    0xFE534D42: "SMB2",
+    0x65735546: "FUSE",
+    0x01021997: "9p",
+    0x00C36400: "Ceph",
+    0x5346414F: "AFS",
+}
+_DOUBTFUL = {
+    0x01021994: "tmpfs: blocks on disk are lost when the machine restarts",
+    0x794C7630: "overlayfs: blocks on disk are lost with the container",
+}
+
+
+class StateDirectory:
+    """The directory that outlives the process, held by one process at a time.
+
+    Args:
+        path: created with mode 0700 when it does not exist.
+
+    Raises:
+        AlreadyRunning: another process, or another object of this one, holds it.
+        ConfigError: not a directory of ours alone, or on a file system that cannot hold an LMDB file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _prepare(path)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise AlreadyRunning(path) from None
+        self._tenants = path / "tenants"
+        durable.make_directory(self._tenants)
+        for leftover in self._tenants.glob("*" + durable.PART):
+            durable.remove_tree(leftover)
+
+    def master_key(self) -> bytes:
+        """Return the 32 bytes from which all keys of this store are derived; the first call creates them.
+
+        Raises:
+            ConfigError: the file has another size, or others than its owner may read it.
+        """
+        path = self.path / "master.key"
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            durable.write_file(path, secrets.token_bytes(MASTER_KEY_BYTES))
+            return self.master_key()
+        with os.fdopen(descriptor, "rb") as file:
+            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+            if mode & 0o077:
+                raise ConfigError(path, "", f"others may read it (mode {mode:04o}); chmod 600 it")
+            key = file.read(MASTER_KEY_BYTES + 1)
+        if len(key) != MASTER_KEY_BYTES:
+            raise ConfigError(
+                path,
+                "",
+                f"not {MASTER_KEY_BYTES} bytes long; restore it, or remove it to begin with an empty store",
+            )
+        return key
+
+    def tenants(self) -> Iterator[str]:
+        """Yield the hex name of every tenant that has a directory, in order."""
+        names = sorted(entry.name for entry in self._tenants.iterdir() if entry.is_dir())
+        yield from filter(_TENANT.fullmatch, names)
+
+    def tenant(self, tenant_hex: str) -> Path:
+        """Return where the disk environment of one tenant lies; it need not exist.
+
+        Raises:
+            ValueError: not 2 to 64 lower-case hex digits.
+        """
+        if not _TENANT.fullmatch(tenant_hex):
+            raise ValueError(f"{tenant_hex!r} is not a tenant's name of 2 to 64 lower-case hex digits")
+        return self._tenants / tenant_hex
+
+    def remove_tenant(self, tenant_hex: str) -> None:
+        """Remove the directory of a tenant without opening it, durably; its environment must be closed."""
+        durable.remove_tree(self.tenant(tenant_hex))
+
+    def close(self) -> None:
+        """Let another process have the directory."""
+        os.close(self._lock)
+
+
+def file_system(path: Path) -> int:
+    """Return the type of the file system under `path`: `f_type` of statfs(2), 32 bits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = ctypes.create_string_buffer(256)  # struct statfs has 120 bytes on 64-bit Linux; f_type comes first
+    if libc.statfs(os.fsencode(path), answer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(path))
+    return ctypes.c_long.from_buffer(answer).value & 0xFFFF_FFFF
+
+
+def _prepare(path: Path) -> None:
+    """Create the directory, or refuse one that is not safe to use."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(path, _FIELD, f"cannot be created: {error.strerror}") from error
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        raise ConfigError(path, _FIELD, f"belongs to uid {status.st_uid}, this process is uid {os.geteuid()}")
+    if mode := stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(path, _FIELD, f"open to others (mode …{mode:02o}); chmod 700 it or choose another")
+    kind = file_system(path)
+    if kind in _REFUSED:
+        raise ConfigError(path, _FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk")
+    if kind in _DOUBTFUL:
+        _log.warning("%s lies on %s", path, _DOUBTFUL[kind])

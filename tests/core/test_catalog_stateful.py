@@ -1,0 +1,213 @@
+"""Random histories of a catalog against a world that finishes, fails and reorders work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.invariants import check
+
+from kvtcd.core import events as ev
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.replacement import Lru
+from kvtcd.core.residency import Shelf
+
+KEYS = [RecordKey(bytes([i]) * 32) for i in range(8)]
+
+
+@dataclass
+class World:
+    """What really lies where, and what is going on: moved only by actions, as tiers would be."""
+
+    bytes_at: dict[tuple[RecordKey, Tier], bool] = field(default_factory=dict)
+    moves: list[ev.Move] = field(default_factory=list)
+    drops: list[ev.Drop] = field(default_factory=list)
+    waiting: dict[int, ev.Event] = field(default_factory=dict)
+    filling: list[RecordKey] = field(default_factory=list)
+    reading: list[RecordKey] = field(default_factory=list)
+    lost: int = 0
+
+
+class CatalogMachine(RuleBasedStateMachine):
+    """The catalog must serve only what is there, hold its invariants, and let nobody wait for ever."""
+
+    @initialize(
+        host=st.integers(1, 12), disk=st.integers(0, 12), demotions=st.integers(1, 3), granule=st.integers(1, 3)
+    )
+    def start(self, host: int, disk: int, demotions: int, granule: int) -> None:
+        shelves = {Tier.HOST: Shelf(host, 0.9, 0.6, Lru(), granule=granule)}
+        if disk:
+            shelves[Tier.DISK] = Shelf(disk, 0.95, 0.8, Lru())
+        self.catalog = Catalog(shelves, lambda nbytes: nbytes + 1, demotions=demotions)
+        self.world = World()
+        self.ticket = 0
+
+    def tell(self, event: ev.Event) -> None:
+        for action in self.catalog.handle(event):
+            match action:
+                case ev.Grant(ticket):
+                    self.granted(self.world.waiting.pop(ticket))
+                case ev.Deny(ticket, _):
+                    self.world.waiting.pop(ticket)
+                case ev.Move(key, source, target, after):
+                    assert self.world.bytes_at.get((key, source)), "a move starts from bytes that are there"
+                    assert after >= 0
+                    self.world.moves.append(action)
+                case ev.Drop(key, tier):
+                    assert not (tier is Tier.HOST and key in self.world.reading), "never under a reader"
+                    assert all(m.key != key or m.source is not tier for m in self.world.moves)
+                    self.world.drops.append(action)
+                case ev.Lost():
+                    self.world.lost += 1
+
+    def granted(self, request: ev.Event) -> None:
+        match request:
+            case ev.Put(_, key):
+                self.world.filling.append(key)
+            case ev.Get(_, key):
+                assert self.world.bytes_at.get((key, Tier.HOST)), "a reader finds bytes"
+                self.world.reading.append(key)
+            case ev.Settle(_, keys, evict):
+                for key in keys:
+                    assert self.world.bytes_at.get((key, Tier.DISK)), "durable means on disk"
+                    assert not (evict and self.world.bytes_at.get((key, Tier.HOST)))
+            case ev.Delete(_, keys):
+                for key in keys:
+                    assert not any(self.world.bytes_at.get((key, tier)) for tier in Tier)
+
+    def ask(self, request: ev.Event, ticket: int) -> None:
+        self.world.waiting[ticket] = request
+        self.tell(request)
+
+    def next_ticket(self) -> int:
+        self.ticket += 1
+        return self.ticket
+
+    @rule(
+        key=st.sampled_from(KEYS), nbytes=st.integers(1, 6), parent=st.sampled_from([None, *KEYS]),
+        older=st.sampled_from([None, *KEYS]), behind=st.booleans(), packable=st.booleans(),
+    )  # fmt: skip
+    def put(self, key, nbytes, parent, older, behind, packable) -> None:
+        ticket = self.next_ticket()
+        parent, older = (None if other == key else other for other in (parent, older))
+        if parent is not None and parent >= key:
+            parent = None  # hashes make chains acyclic; so do these
+        self.ask(ev.Put(ticket, key, 1, nbytes, nbytes, parent, older, behind, packable), ticket)
+
+    @rule(key=st.sampled_from(KEYS))
+    def get(self, key: RecordKey) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Get(ticket, key), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), evict=st.booleans())
+    def settle(self, keys, evict) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Settle(ticket, tuple(keys), evict), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3))
+    def delete(self, keys) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Delete(ticket, tuple(keys)), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def touch(self, keys) -> None:
+        self.tell(ev.Touch(tuple(keys)))
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(data=st.data())
+    def cancel(self, data) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.world.waiting)))
+        del self.world.waiting[ticket]
+        self.tell(ev.Cancel(ticket))
+
+    @precondition(lambda self: self.world.filling)
+    @rule(data=st.data(), arrives=st.booleans())
+    def fill(self, data, arrives: bool) -> None:
+        key = data.draw(st.sampled_from(self.world.filling))
+        self.world.filling.remove(key)
+        if arrives:
+            self.world.bytes_at[key, Tier.HOST] = True
+            self.tell(ev.Filled(key))
+        else:
+            self.tell(ev.Abandoned(key))
+
+    @precondition(lambda self: self.world.reading)
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        key = data.draw(st.sampled_from(self.world.reading))
+        self.world.reading.remove(key)
+        self.tell(ev.Release(key))
+
+    @precondition(lambda self: self.world.moves)
+    @rule(data=st.data(), outcome=st.sampled_from(["moved", "moved", "failed", "damaged"]), shrink=st.integers(0, 3))
+    def move_ends(self, data, outcome: str, shrink: int) -> None:
+        move = data.draw(st.sampled_from(self.world.moves))
+        self.finish(move, outcome, shrink)
+
+    def finish(self, move: ev.Move, outcome: str, shrink: int) -> None:
+        self.world.moves.remove(move)
+        raw = self.catalog.residents.entries[move.key].raw_bytes
+        if outcome == "moved":
+            self.world.bytes_at[move.key, move.target] = True
+            size = raw if move.target is Tier.HOST else max(1, raw + 1 - shrink)
+            self.tell(ev.Moved(move.key, size))
+        else:
+            self.tell(ev.MoveFailed(move.key, damaged=outcome == "damaged" and move.source is Tier.DISK))
+
+    @precondition(lambda self: self.world.drops)
+    @rule(data=st.data())
+    def drop_ends(self, data) -> None:
+        drop = data.draw(st.sampled_from(self.world.drops))
+        self.finish_drop(drop)
+
+    def finish_drop(self, drop: ev.Drop) -> None:
+        self.world.drops.remove(drop)
+        self.world.bytes_at.pop((drop.key, drop.tier), None)
+        self.tell(ev.Dropped(drop.key, drop.tier))
+
+    @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 3))
+    def recover(self, key: RecordKey, nbytes: int) -> None:
+        disk = self.catalog.residents.shelves.get(Tier.DISK)
+        if disk is None or key in self.catalog.residents.entries or not disk.fits(nbytes):
+            return
+        self.world.bytes_at[key, Tier.DISK] = True
+        self.tell(ev.Recovered(key, 1, nbytes, nbytes, nbytes, None))
+
+    @invariant()
+    def truth(self) -> None:
+        if hasattr(self, "catalog"):
+            check(self.catalog)
+            for key in KEYS:
+                for tier in self.catalog.tiers(key):
+                    assert self.world.bytes_at.get((key, tier)), "only what is there is offered"
+
+    def teardown(self) -> None:
+        """Liveness: once the world has caught up, nobody waits."""
+        if not hasattr(self, "catalog"):
+            return
+        for _ in range(10_000):
+            if self.world.moves:
+                self.finish(self.world.moves[0], "moved", 0)
+            elif self.world.drops:
+                self.finish_drop(self.world.drops[0])
+            elif self.world.filling:
+                key = self.world.filling.pop()
+                self.world.bytes_at[key, Tier.HOST] = True
+                self.tell(ev.Filled(key))
+            elif self.world.reading:
+                self.tell(ev.Release(self.world.reading.pop()))
+            else:
+                break
+            check(self.catalog)
+        assert not self.world.waiting, f"still waiting: {self.world.waiting}"
+        assert not self.world.moves
+
+
+CatalogMachine.TestCase.settings = settings(
+    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestCatalog = CatalogMachine.TestCase
