@@ -28,8 +28,8 @@ _TENANT = re.compile(r"[0-9a-f]{2,64}")
 _FIELD = "state directory"
 _log = logging.getLogger(__name__)
 
-# Values of statfs(2) `f_type`, from linux/magic.h and the file systems' own headers. LMDB needs a page cache that
-# is coherent between mmap and write, and locks that hold: a remote file system promises neither.
+# Values of statfs(2) `f_type`, from linux/magic.h and the file systems' own headers. LMDB needs a page cache
+# that is coherent between mmap and write, and locks that hold: a remote file system promises neither.
 _REFUSED = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -123,7 +123,9 @@ class StateDirectory:
 def file_system(path: Path) -> int:
     """Return the type of the file system under `path`: `f_type` of statfs(2), 32 bits."""
     libc = ctypes.CDLL(None, use_errno=True)
-    answer = ctypes.create_string_buffer(256)  # struct statfs has 120 bytes on 64-bit Linux; f_type comes first
+    answer = ctypes.create_string_buffer(
+        256
+    )  # struct statfs has 120 bytes on 64-bit Linux; f_type comes first
     if libc.statfs(os.fsencode(path), answer) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(path))
@@ -143,6 +145,8 @@ def _prepare(path: Path) -> None:
         raise ConfigError(path, _FIELD, f"open to others (mode …{mode:02o}); chmod 700 it or choose another")
     kind = file_system(path)
     if kind in _REFUSED:
-        raise ConfigError(path, _FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk")
+        raise ConfigError(
+            path, _FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk"
+        )
     if kind in _DOUBTFUL:
         _log.warning("%s lies on %s", path, _DOUBTFUL[kind])

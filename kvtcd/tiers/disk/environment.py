@@ -1,4 +1,4 @@
-"""The disk environment of one tenant: it opens what is sound, sets aside what is not, and survives its engine."""
+"""The disk environment of one tenant: opens what is sound, sets aside what is not, outlives its engine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvtcd.core.errors import Corrupt, StoreFailed, TooLarge
+from kvtcd.core.errors import StoreFailed, TooLarge
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import directories
 from kvtcd.tiers.disk.faults import Broken, Damaged, translated
 from kvtcd.tiers.disk.gate import Gate
-from kvtcd.tiers.disk.generation import Generation
-from kvtcd.tiers.disk.inspection import Condition, fault, read_condition, write_condition
-from kvtcd.tiers.disk.records import Put, Stored
+from kvtcd.tiers.disk.generation import Generation, walk
+from kvtcd.tiers.disk.inspection import Condition, read_condition
+from kvtcd.tiers.disk.opening import build, close_clean, open_sound
+from kvtcd.tiers.disk.records import Put, Stored, check_key
 
 MAX_TRANSACTION = 256 << 20
-"""Bytes of blobs in one transaction: LMDB keeps them all in memory until the commit."""
+"""Bytes of records in one transaction: LMDB keeps them all in memory until the commit."""
 RECOVERY_WINDOW = 600.0
-"""Seconds in which a second I/O error means that the device cannot be trusted."""
-_BATCH_RECORDS = 1000
-_BATCH_BYTES = 32 << 20
+"""Seconds in which a second failure of the engine means that the device cannot be trusted."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,19 +34,20 @@ class Environment:
     """Records and namespaces of one tenant on disk. Blocking; reads from any thread, writes from one.
 
     A record is there with exactly the bytes that were put, or it is missing, or reading it raises `Corrupt`
-    because chunks are missing; whether the bytes are right is for their MAC to say.
+    because parts of it are missing; whether its bytes are still right is for their MAC to say.
 
     Args:
         path: its directory; created unless it exists. The parent must exist.
-        quota: bytes that `used` is meant to stay below. The caller evicts; the file stays near it.
+        quota: bytes that `used` is meant to stay below; the caller evicts.
 
     Attributes:
-        quota: as given.
         recovered: the last process did not close it; the file has been verified in full.
         quarantined: the file was damaged and set aside, and this began empty.
+        failed: the engine broke twice in ten minutes, or its file is damaged; all calls raise StoreFailed.
 
     Raises:
         StoreFailed: it cannot be opened, for a reason other than damage.
+        Unavailable: the installed lmdb has no checks for damaged files.
     """
 
     def __init__(self, path: Path, *, quota: int) -> None:
@@ -55,17 +55,220 @@ class Environment:
         self.quota = quota
         self.recovered = False
         self.quarantined = False
+        self.failed = False
         self._gate = Gate()
         self._process = os.getpid()
         self._writer: int | None = None
         self._broke_at: float | None = None
-        self._unusable = ""
         with translated("open", path):
             durable.make_directory(path)
             directories.sweep(path)
             self._generation: Generation | None = self._open_current()
 
     @property
-    def failed(self) -> bool:
-        """Whether the engine broke twice within ten minutes, or its file with it: every call raises StoreFailed."""
-        return self._unusable.startswith("it broke")
+    def used(self) -> int:
+        """Bytes that the records occupy: the sum of their footprints."""
+        with self._using("count") as generation:
+            return generation.used
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the data file. It keeps its length when records go; `rewrite` gives space back."""
+        with self._using("measure") as generation:
+            return generation.file_bytes
+
+    def write(self, puts: Sequence[Put], drops: Sequence[bytes]) -> None:
+        """Remove records and then store records, all in one transaction: on return, all or (an error) none.
+
+        A put replaces the record under its key; a drop of a missing key is no error. The commit is ordered,
+        not final: a power loss may undo the last one, never a part of it. Call `sync` to promise more.
+
+        Raises:
+            StoreFull: no room; drop records in a call of their own, then write again.
+            StoreFailed: any other failure.
+            TooLarge: more than `MAX_TRANSACTION` bytes at once.
+        """
+        self._claim_writer()
+        for key in drops:
+            check_key(key)
+        nbytes = sum(put.footprint for put in puts)
+        if nbytes > MAX_TRANSACTION:
+            raise TooLarge("one disk transaction", nbytes, MAX_TRANSACTION)
+        with self._using("write") as generation:
+            generation.write(puts, drops)
+
+    def read(self, key: bytes) -> tuple[bytes, npt.NDArray[np.uint8]] | None:
+        """Return (envelope, blob) of a record, both copies, or None when there is none.
+
+        Raises:
+            Corrupt: parts of the record are missing or too many; drop it.
+            StoreFailed: the read failed.
+        """
+        check_key(key)
+        with self._using("read") as generation:
+            return generation.read(key)
+
+    def scan(self) -> Iterator[Stored]:
+        """Iterate over every record without its blob, in key order, in short transactions.
+
+        Writes between two steps of the iteration are allowed, and seen or not.
+        """
+        return walk(self._page)
+
+    def drop_orphans(self) -> int:
+        """Remove chunks without a header and headers that cannot be read; return of how many records.
+
+        Transactions leave none; meant for the start after `recovered`.
+        """
+        self._claim_writer()
+        with self._using("drop orphans") as generation:
+            return generation.drop_orphans()
+
+    def namespaces(self) -> dict[str, bytes]:
+        """Return the identity of every namespace by its name."""
+        with self._using("read namespaces") as generation:
+            return generation.namespaces()
+
+    def put_namespace(self, name: str, identity: bytes) -> None:
+        """Add or replace the identity of a namespace; durable on return."""
+        self._claim_writer()
+        with self._using("write namespaces") as generation:
+            generation.put_namespaces({name: identity})
+            generation.sync()
+
+    def rewrite(self, keep: Callable[[bytes], bool], namespaces: Mapping[str, bytes]) -> None:
+        """Copy the records whose envelope `keep` accepts into a new file and unlink the old one, durably.
+
+        Afterwards no file here holds a byte of any other record or namespace, nor of a damaged file set aside
+        earlier. A crash leaves the old or the new file whole. Reads go on meanwhile.
+
+        Args:
+            keep: given an envelope; must not use this environment.
+            namespaces: what the new file knows.
+
+        Raises:
+            StoreFull: no room for a second copy of what is kept; nothing has changed.
+            StoreFailed: any other failure.
+        """
+        self._claim_writer()
+        with self._using("rewrite") as old:
+
+            def fill(new: Generation) -> None:
+                new.put_namespaces(namespaces)
+                for batch in old.batches(keep):
+                    new.write(batch, ())
+
+            with translated("rewrite", self.path):
+                path = build(self.path, self.quota, fill)
+        with self._gate.exclusive():
+            if self._generation is not None:
+                self._reopen(path)
+        with translated("rewrite", self.path):
+            directories.sweep(self.path, bad=True)
+
+    def sync(self) -> None:
+        """Make the last write final: after this a power loss undoes nothing."""
+        with self._using("sync") as generation:
+            generation.sync()
+
+    def check_readers(self) -> int:
+        """Free what readers of dead processes hold; return how many there were."""
+        with self._using("check readers") as generation:
+            return generation.check_readers()
+
+    def close(self) -> None:
+        """Close in order, so that the next start is quick; waits for reads and the write. May be repeated."""
+        if self._process != os.getpid():
+            return
+        with self._gate.exclusive(), translated("close", self.path):
+            generation, self._generation = self._generation, None
+            if generation is not None:
+                close_clean(generation)
+
+    def destroy(self) -> None:
+        """Close and unlink everything of this tenant, durably."""
+        self._check_process("destroy")
+        with self._gate.exclusive(), translated("destroy", self.path):
+            generation, self._generation = self._generation, None
+            if generation is not None:
+                generation.close()
+            durable.remove_tree(self.path)
+
+    def _open_current(self) -> Generation:
+        """Open the current generation if it is sound, else an empty one."""
+        path = directories.current(self.path)
+        if path is not None:
+            self.recovered = read_condition(path) is not Condition.CLEAN
+            try:
+                return open_sound(path, self.quota)
+            except Damaged as damage:
+                self.recovered, self.quarantined = False, True
+                directories.set_aside(path)
+                _log.warning("%s is damaged and set aside; beginning empty (%s)", path, damage.code)
+        return open_sound(build(self.path, self.quota, lambda _: None), self.quota)
+
+    def _page(self, after: bytes | None) -> tuple[list[Stored], bytes | None]:
+        with self._using("scan") as generation:
+            return generation.stored(after)
+
+    @contextmanager
+    def _using(self, op: str) -> Iterator[Generation]:
+        """Hold the open generation; when it breaks, reopen it for those who come after."""
+        self._check_process(op)
+        broken: Broken | None = None
+        with self._gate.shared():
+            generation = self._generation
+            if generation is None:
+                raise StoreFailed(op, "failed before; restart to check it" if self.failed else "closed")
+            try:
+                yield generation
+            except Broken as error:
+                broken = error
+        if broken is not None:
+            self._recover(generation)
+            raise StoreFailed(op, broken.code) from broken
+
+    def _recover(self, broken: Generation) -> None:
+        """Reopen after an I/O error, once: what a failed fsync left on the device is unknown."""
+        with self._gate.exclusive():
+            if self._generation is not broken:
+                return  # another thread has done it
+            now = time.monotonic()
+            again = self._broke_at is not None and now - self._broke_at < RECOVERY_WINDOW
+            self._broke_at = now
+            if again:
+                broken.close()
+                self._fail("the second failure within ten minutes")
+            else:
+                _log.warning("%s broke; verifying and reopening it", broken.path)
+                self._reopen(broken.path)
+
+    def _reopen(self, path: Path) -> None:
+        """Go on with the generation at `path`; the gate is held."""
+        if self._generation is not None:
+            self._generation.close()
+        try:
+            with translated("reopen", path):
+                self._generation = open_sound(path, self.quota)
+        except StoreFailed as error:
+            self._fail(error.code)
+
+    def _fail(self, why: str) -> None:
+        self._generation = None
+        self.failed = True
+        _log.error("%s is out of use until the next start: %s", self.path, why)
+
+    def _check_process(self, op: str) -> None:
+        # LMDB works in a forked child without an error, and damages the file.
+        if self._process != os.getpid():
+            raise StoreFailed(op, f"opened by process {self._process}; a forked child must not use it")
+
+    def _claim_writer(self) -> None:
+        # LMDB accepts a write from another thread, and hangs at the next one.
+        thread = threading.get_ident()
+        if self._writer is None:
+            self._writer = thread
+        elif self._writer != thread:
+            raise RuntimeError(
+                f"{self.path} is written by thread {self._writer}; thread {thread} must not write"
+            )

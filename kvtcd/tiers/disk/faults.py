@@ -31,8 +31,8 @@ class Damaged(Broken):
 def translated(op: str, path: Path, *, need: int = 0) -> Iterator[None]:
     """Turn errors of `op` in the generation directory `path` into ours.
 
-    LMDB reports a write cut short by a full device as a plain I/O error, so the free space decides what an I/O
-    error means: less than the `need` bytes of the operation is a full device.
+    LMDB reports a write cut short by a full device as a plain I/O error, so the free space decides what an
+    I/O error means: less than the `need` bytes of the operation is a full device.
 
     Raises:
         StoreFull: no room in the map or on the device.

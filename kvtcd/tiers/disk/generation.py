@@ -1,14 +1,15 @@
 """One open generation: an LMDB environment with flags under which a crash loses, at most, the last commit.
 
-Three databases: `meta` and `blob` (see `records`) and `namespaces` (name -> identity). Nothing here looks after
-threads: `environment` sees to it that one thread writes and that nobody is inside when it is closed.
+Three databases: `meta` and `blob` (see `records`) and `namespaces` (name -> identity). Nothing here looks
+after threads: `environment` sees to it that one thread writes and that nobody is inside when it is closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 import lmdb
 import numpy as np
@@ -20,7 +21,6 @@ from kvtcd.tiers.disk.records import (
     KEY_BYTES,
     Put,
     Stored,
-    check_key,
     chunk_key,
     chunk_lengths,
     footprint,
@@ -32,8 +32,10 @@ _ENGINE = 0
 """py-lmdb bundles LMDB 0.9 and 1.0, whose files differ; an environment variable changes its default."""
 _MIN_MAP = 256 << 20
 _READERS = 256
+_HEADERS_PER_SCAN = 1000
+_BATCH_BYTES = 32 << 20
 _AFTER_ANY_CHUNK = b"\xff" * 5
-_Transaction = lmdb.Transaction[memoryview]
+_Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 
 
 class Generation:
@@ -41,8 +43,8 @@ class Generation:
 
     Args:
         path: an existing directory.
-        quota: bytes it is meant to hold. The map has twice as much, so that freed pages that LMDB cannot use yet
-            do not fill it, and is never resized: that would pull pages from under readers.
+        quota: bytes it is meant to hold. The map has twice as much, so that freed pages that LMDB cannot use
+            yet do not fill it, and is never resized: that would pull pages from under readers.
         create: make the databases.
 
     Raises:
@@ -94,7 +96,6 @@ class Generation:
 
     def read(self, key: bytes) -> tuple[bytes, npt.NDArray[np.uint8]] | None:
         """Return (envelope, blob) of a record as copies, or None."""
-        check_key(key)
         with translated("read", self.path), self._lmdb.begin(buffers=True) as transaction:
             header = transaction.get(key, db=self._meta)
             if header is None:
@@ -110,10 +111,10 @@ class Generation:
                 begin += len(chunk)
             return stored.envelope, blob
 
-    def stored(self, after: bytes | None, limit: int) -> tuple[list[Stored], bytes | None]:
+    def stored(self, after: bytes | None) -> tuple[list[Stored], bytes | None]:
         """Return records in key order from `after` on, and the key to go on after, or None at the end.
 
-        Looks at `limit` headers in one short transaction: a long one would keep freed pages from being used.
+        Looks at 1,000 headers in one short transaction: a long one would keep freed pages from being used.
         Headers that cannot be read are left out.
         """
         found: list[Stored] = []
@@ -121,25 +122,39 @@ class Generation:
         with translated("scan", self.path), self._lmdb.begin(buffers=True) as transaction:
             cursor = transaction.cursor(self._meta)
             there = cursor.first() if after is None else cursor.set_range(after + b"\0")
-            for _ in range(limit):
+            for _ in range(_HEADERS_PER_SCAN):
                 if not there:
                     return found, None
                 key = bytes(cursor.key())
                 if last is not None and key <= last:
                     raise Damaged("scan", "keys are out of order")
                 last = key
-                try:
+                with suppress(Corrupt):
                     found.append(unpack_header(key, cursor.value()))
-                except Corrupt:
-                    pass
                 there = cursor.next()
         return found, last
 
-    def drop_orphans(self, limit: int) -> int:
-        """Remove chunks without a header and headers that cannot be read, at most `limit` records; return how many."""
+    def batches(self, keep: Callable[[bytes], bool]) -> Iterator[list[Put]]:
+        """Yield the records whose envelope `keep` accepts, 32 MiB at a time; damaged ones are left out."""
+        batch: list[Put] = []
+        nbytes = 0
+        for stored in walk(self.stored):
+            if not keep(stored.envelope):
+                continue
+            with suppress(Corrupt):
+                if found := self.read(stored.key):
+                    batch.append(Put(stored.key, *found))
+                    nbytes += batch[-1].footprint
+            if nbytes >= _BATCH_BYTES:
+                yield batch
+                batch, nbytes = [], 0
+        yield batch
+
+    def drop_orphans(self) -> int:
+        """Remove chunks without a header and headers that cannot be read; return of how many records."""
         with translated("drop orphans", self.path):
             with self._lmdb.begin(write=True, buffers=True) as transaction:
-                orphans = self._orphans(transaction, limit)
+                orphans = self._orphans(transaction)
                 for key in orphans:
                     self._delete(transaction, key)
             return len(orphans)
@@ -171,7 +186,6 @@ class Generation:
 
     def _delete(self, transaction: _Transaction, key: bytes) -> int:
         """Remove header and chunks of a record; return the bytes it occupied."""
-        check_key(key)
         header = transaction.get(key, db=self._meta)
         freed = 0 if header is None else _footprint(key, header)
         transaction.delete(key, db=self._meta)
@@ -198,15 +212,15 @@ class Generation:
             raise BadField("record", f"more chunks than a blob of {stored.blob_bytes} bytes has")
         return chunks
 
-    def _orphans(self, transaction: _Transaction, limit: int) -> list[bytes]:
+    def _orphans(self, transaction: _Transaction) -> list[bytes]:
         orphans: list[bytes] = []
         for database in (self._meta, self._blob):
             cursor = transaction.cursor(database)
             there = cursor.first()
-            while there and len(orphans) < limit:
+            while there:
                 key = bytes(cursor.key()[:KEY_BYTES])
                 header = transaction.get(key, db=self._meta)
-                if header is None or not _is_header(key, header):
+                if header is None or _footprint(key, header) == 0:
                     orphans.append(key)
                 there = cursor.set_range(key + _AFTER_ANY_CHUNK)
         return orphans
@@ -221,8 +235,18 @@ class Generation:
             return sum(_footprint(bytes(key), value) for key, value in transaction.cursor(self._meta))
 
 
+def walk(page: Callable[[bytes | None], tuple[list[Stored], bytes | None]]) -> Iterator[Stored]:
+    """Iterate over all records, fetching a page of them at a time, as `Generation.stored` does."""
+    after: bytes | None = None
+    while True:
+        found, after = page(after)
+        yield from found
+        if after is None:
+            return
+
+
 def _footprint(key: bytes, header: memoryview) -> int:
-    """Return the bytes a record occupies; one that cannot be read counts nothing until it is removed."""
+    """Return the bytes a record occupies, 0 for one that cannot be read."""
     try:
         stored = unpack_header(key, header)
     except Corrupt:
@@ -230,18 +254,10 @@ def _footprint(key: bytes, header: memoryview) -> int:
     return footprint(len(stored.envelope), stored.blob_bytes)
 
 
-def _is_header(key: bytes, value: memoryview) -> bool:
-    try:
-        unpack_header(key, value)
-    except Corrupt:
-        return False
-    return True
-
-
 def _require_hardened() -> None:
-    version = lmdb.version(subpatch=True, lib_version=_ENGINE)
-    if version[:2] != (0, 9) or len(version) < 4 or version[3] < 1:  # noqa: PLR2004 - parts of the version
+    version: tuple[int, ...] = lmdb.version(subpatch=True, lib_version=_ENGINE)
+    if version[:2] != (0, 9) or len(version) < 4 or version[3] < 1:
         raise Unavailable(
-            f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for damaged "
-            "files; reinstall the wheel: pip install --force-reinstall lmdb, without LMDB_FORCE_SYSTEM or LMDB_PURE",
+            f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for "
+            "damaged files; reinstall the wheel with neither LMDB_FORCE_SYSTEM nor LMDB_PURE set"
         )

@@ -11,9 +11,9 @@ import lmdb.verify
 
 from kvtcd.tiers.disk.faults import DATA
 
-# mdb.c of LMDB 0.9, 64 bits: a page header of 16 bytes (page number first, flags at 10), then `MDB_meta`. The page
-# size is kept in the first field of the free database's record.
-_META = struct.Struct("<Q2xH4x II QQ I44x 48x QQ")
+# mdb.c of LMDB 0.9, 64 bits: a page header of 16 bytes (page number first, flags at 10), then `MDB_meta`.
+# The page size is kept in the first field of the free database's record.
+_META = struct.Struct("=Q2xH4x II QQ I44x 48x QQ")
 _META_MAGIC = 0xBEEFC0DE
 _META_VERSION = 1
 _META_FLAG = 0x08
@@ -68,7 +68,7 @@ def fault(generation: Path, condition: Condition) -> str | None:
     if condition is Condition.CLEAN and _is_whole(data):
         return None
     try:
-        problems = lmdb.verify.verify(str(generation))
+        problems = lmdb.verify.verify(str(generation))  # type: ignore[no-untyped-call] # lmdb types only its core
     except (lmdb.verify.VerifyError, struct.error, IndexError) as error:
         return str(error)
     return "; ".join(problems[:3]) or None
@@ -78,7 +78,7 @@ def _is_whole(data: Path) -> bool:
     """Whether the file is as long as its newer meta page says."""
     with data.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        metas = []
+        metas: list[tuple[int, int]] = []
         page = 0
         for index in range(2):
             head = os.pread(file.fileno(), _META.size, index * page)
@@ -88,4 +88,5 @@ def _is_whole(data: Path) -> bool:
             if not flags & _META_FLAG or magic != _META_MAGIC or version != _META_VERSION:
                 return False
             metas.append((transaction, (last + 1) * page))
-    return max(metas)[1] <= size
+    _, needed = max(metas)
+    return needed <= size

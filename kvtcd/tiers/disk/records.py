@@ -1,8 +1,8 @@
 """How one record lies in the databases of an environment: pure functions over lengths and bytes.
 
-A record is one header in `meta` (record key -> magic, blob length, envelope) and chunks in `blob` (record key and
-big-endian chunk number -> at most `CHUNK_BYTES` bytes). A chunk fills 64 pages of 4 KiB with its 16-byte page
-header, so freed space always fits the next chunk and the file does not fragment.
+A record is one header in `meta` (record key -> magic, blob length, envelope) and chunks in `blob` (record key
+and big-endian chunk number -> at most `CHUNK_BYTES` bytes). A chunk fills 64 pages of 4 KiB with its 16-byte
+page header, so freed space always fits the next chunk and the file does not fragment.
 """
 
 from __future__ import annotations
@@ -57,13 +57,17 @@ class Put:
     @property
     def footprint(self) -> int:
         """Bytes this record will occupy."""
-        return footprint(len(self.envelope), memoryview(self.blob).nbytes)
+        return footprint(len(self.envelope), self.view.nbytes)
+
+    @property
+    def view(self) -> memoryview:
+        """The blob as bytes, not copied."""
+        view = self.blob.data if isinstance(self.blob, np.ndarray) else memoryview(self.blob)
+        return view.cast("B") if view.nbytes else memoryview(b"")  # what is empty cannot be cast
 
     def chunks(self) -> Iterator[tuple[bytes, memoryview]]:
         """Yield the key and a view of the bytes of every chunk."""
-        view = memoryview(self.blob)
-        if view.nbytes:  # a view without elements cannot be cast
-            view = view.cast("B")
+        view = self.view
         for index, begin in enumerate(range(0, view.nbytes, CHUNK_BYTES)):
             yield chunk_key(self.key, index), view[begin : begin + CHUNK_BYTES]
 
@@ -99,7 +103,7 @@ def chunk_lengths(blob_bytes: int) -> Iterator[int]:
 
 def pack_header(put: Put) -> bytes:
     """Return the value of `put` in the database `meta`."""
-    return _HEADER.pack(_MAGIC, memoryview(put.blob).nbytes) + put.envelope
+    return _HEADER.pack(_MAGIC, put.view.nbytes) + put.envelope
 
 
 def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
@@ -108,8 +112,10 @@ def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
     Raises:
         Truncated: shorter than its fixed part.
         BadMagic: not a header, or one of a later release.
-        BadField: an envelope longer than any that is written.
+        BadField: a key or an envelope of a length that is never written.
     """
+    if len(key) != KEY_BYTES:
+        raise BadField("record key", f"{len(key)} bytes, not {KEY_BYTES}")
     if len(value) < _HEADER.size:
         raise Truncated("record header", f"{len(value)} bytes, fewer than {_HEADER.size}")
     magic, blob_bytes = _HEADER.unpack_from(value)

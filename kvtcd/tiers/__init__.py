@@ -1,0 +1,1 @@
+"""Bytes at rest: blocking code that knows no event loop, no codec and no catalog."""

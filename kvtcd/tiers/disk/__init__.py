@@ -1,0 +1,16 @@
+"""The disk tier: records in LMDB, one environment per tenant. Nothing else in kvtcd imports lmdb."""
+
+from kvtcd.tiers.disk.environment import MAX_TRANSACTION, Environment
+from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Put, Stored, footprint
+
+__all__ = [
+    "CHUNK_BYTES",
+    "KEY_BYTES",
+    "MAX_ENVELOPE",
+    "MAX_TRANSACTION",
+    "PAGE",
+    "Environment",
+    "Put",
+    "Stored",
+    "footprint",
+]

@@ -1,0 +1,62 @@
+"""Building a generation that appears only when complete, and opening one only when it is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from kvtcd.tiers import durable
+from kvtcd.tiers.disk import directories
+from kvtcd.tiers.disk.faults import Damaged
+from kvtcd.tiers.disk.generation import Generation
+from kvtcd.tiers.disk.inspection import Condition, fault, read_condition, write_condition
+
+
+def build(environment: Path, quota: int, fill: Callable[[Generation], None]) -> Path:
+    """Make the next generation of `environment`, let `fill` write into it, publish it; return its directory.
+
+    Whatever stops it, a file is either there with all its content or not at all.
+    """
+    part, final = directories.following(environment)
+    try:
+        durable.make_directory(part)
+        generation = Generation(part, quota=quota, create=True)
+        try:
+            fill(generation)
+            generation.sync()
+        finally:
+            generation.close()
+        write_condition(part, Condition.CLEAN)
+        durable.publish(part, final)
+    except BaseException:
+        durable.remove_tree(part)
+        raise
+    return final
+
+
+def open_sound(path: Path, quota: int) -> Generation:
+    """Check a generation as its condition demands, and open it.
+
+    The marker says `opening` meanwhile: if the file ends the process all the same, the next start verifies it
+    in full, and the one after that sets it aside. (One interrupted opening is more often a kill.)
+
+    Raises:
+        Damaged: it must be set aside.
+    """
+    condition = read_condition(path)
+    if why := fault(path, condition):
+        raise Damaged("open", why)
+    again = condition is Condition.OPENING
+    write_condition(path, Condition.REOPENING if again else Condition.OPENING)
+    generation = Generation(path, quota=quota)
+    write_condition(path, Condition.OPEN)
+    return generation
+
+
+def close_clean(generation: Generation) -> None:
+    """Close a generation so that the next start needs no verification."""
+    try:
+        generation.sync()
+    finally:
+        generation.close()
+    write_condition(generation.path, Condition.CLEAN)
