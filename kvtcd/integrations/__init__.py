@@ -1,0 +1,1 @@
+"""Where engines meet kvtcd: each module speaks one engine's own interface."""
