@@ -9,7 +9,7 @@
     │       └── UnsupportedRope a RoPE type we cannot undo exactly
     ├── BlockMismatch           the body is not a block of this namespace; `want`, `got`
     ├── UnknownNamespace        no such namespace for this tenant
-    ├── IdentityConflict        the name already belongs to another identity
+    ├── IdentityConflict        name and identity are taken, but not together
     ├── NotFound                no such block for this tenant
     ├── Busy                    over a bound for now; `retry_after` seconds
     ├── TooLarge                over a limit that waiting will not move
@@ -87,12 +87,14 @@ class UnknownNamespace(KvtcdError):
 
 
 class IdentityConflict(KvtcdError):
-    """The tenant already uses this name for another identity."""
+    """The tenant uses this name for another identity, or this identity under another name."""
 
-    def __init__(self, name: str, fields: tuple[str, ...]) -> None:
-        self.name, self.fields = name, fields
+    def __init__(self, name: str, *, differs: tuple[str, ...] = (), registered_as: str | None = None) -> None:
+        self.name, self.differs, self.registered_as = name, differs, registered_as
         super().__init__(
-            f"namespace {name!r} is registered with another identity (differs in {', '.join(fields)}); "
+            f"this identity is already registered as namespace {registered_as!r}; use that name"
+            if registered_as
+            else f"namespace {name!r} is registered with another identity (differs in {', '.join(differs)}); "
             "choose another name, or DELETE it first"
         )
 

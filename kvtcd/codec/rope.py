@@ -1,0 +1,122 @@
+"""Rotary position embedding: the angles a model used, applied and undone.
+
+Keys lie in the cache after RoPE, which hides their low-rank structure: the same content is another vector at
+every position. Undoing it needs the very angles of the model. `inverse_frequencies` follows the formulas of
+transformers (`modeling_rope_utils`), angles are float32 products of position and frequency as there, and all
+arithmetic is float32, so that undoing and applying cancel whatever rounding the model itself has done.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from kvtcd.core.identity import Pairing, Rope, RopeKind
+
+
+def inverse_frequencies(rope: Rope) -> tuple[Tensor, float]:
+    """Return the angle per token of each plane, and the factor on cosine and sine.
+
+    Returns:
+        Frequencies in radians per token, ``[rotary_dim/2]`` float32 on the CPU, and the attention factor
+        (1 except for YaRN).
+    """
+    dim = rope.rotary_dim
+    powers = rope.theta ** (torch.arange(0, dim, 2).to(torch.float32) / dim)
+    base = 1.0 / powers
+    match rope.kind:
+        case RopeKind.DEFAULT:
+            return base, 1.0
+        case RopeKind.LINEAR:
+            return base / _given(rope.factor), 1.0
+        case RopeKind.LLAMA3:
+            return _llama3(rope, base), 1.0
+        case RopeKind.YARN:
+            return _yarn(rope, powers), _given(rope.attention_factor)
+
+
+class Rotation:
+    """The rotation of a run of tokens to their positions, or back to position zero.
+
+    Args:
+        rope: the model's RoPE.
+        first_token: position of the run's first token.
+        tokens: length of the run, ``T``.
+        inverse: undo instead of apply.
+        device: where the vectors lie.
+    """
+
+    def __init__(
+        self, rope: Rope, first_token: int, tokens: int, *, inverse: bool, device: torch.device | str = "cpu"
+    ) -> None:
+        frequencies, factor = inverse_frequencies(rope)
+        positions = torch.arange(first_token, first_token + tokens, device=device).to(torch.float32)
+        angles = torch.outer(positions, frequencies.to(device))[:, None, :]
+        scale = 1.0 / factor if inverse else factor
+        self._cos = angles.cos() * scale
+        self._sin = angles.sin() * (-scale if inverse else scale)
+        self._dim = rope.rotary_dim
+        self._pairing = rope.pairing
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Rotate vectors.
+
+        Args:
+            x: ``[..., T, H, D]`` of any float dtype; dimensions from `rotary_dim` on are kept.
+
+        Returns:
+            A new contiguous float32 tensor of the same shape.
+        """
+        x = x.to(torch.float32)
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        first, second = self._planes(x)
+        to_first, to_second = self._planes(out)
+        torch.mul(first, self._cos, out=to_first).addcmul_(second, self._sin, value=-1)
+        torch.mul(second, self._cos, out=to_second).addcmul_(first, self._sin)
+        out[..., self._dim :] = x[..., self._dim :]
+        return out
+
+    def _planes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of the first and the second coordinate of every plane, ``[..., T, H, rotary_dim/2]``."""
+        if self._pairing is Pairing.HALVES:
+            half = self._dim // 2
+            return x[..., :half], x[..., half : self._dim]
+        return x[..., 0 : self._dim : 2], x[..., 1 : self._dim : 2]
+
+
+def _llama3(rope: Rope, base: Tensor) -> Tensor:
+    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a smooth step between."""
+    factor, low, high = _given(rope.factor), _given(rope.low_freq_factor), _given(rope.high_freq_factor)
+    context = _given(rope.original_max_position)
+    wavelength = 2 * math.pi / base
+    smooth = (context / wavelength - low) / (high - low)
+    between = (1 - smooth) * base / factor + smooth * base
+    long, short = wavelength > context / low, wavelength < context / high
+    return torch.where(long, base / factor, torch.where(short, base, between))
+
+
+def _yarn(rope: Rope, powers: Tensor) -> Tensor:
+    """YaRN (Peng et al. 2023): a linear ramp over planes from extrapolation to interpolation."""
+    dim, context = rope.rotary_dim, _given(rope.original_max_position)
+
+    def plane_of(rotations: float) -> float:
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = plane_of(_given(rope.beta_fast)), plane_of(_given(rope.beta_slow))
+    if rope.truncate != 0:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    keep = 1 - ramp
+    return 1.0 / (_given(rope.factor) * powers) * (1 - keep) + 1.0 / powers * keep
+
+
+def _given(value: float | None) -> float:
+    """A parameter that `Rope` has made sure is there."""
+    if value is None:
+        raise AssertionError("Rope lets no parameter of its kind be missing")
+    return value

@@ -1,0 +1,1 @@
+"""Who does what when: asyncio and threads around the catalog, without HTTP."""

@@ -1,0 +1,50 @@
+"""What is counted: a listener to the same events and actions that drive the daemon."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvtcd.core.events import Reason, Tier
+
+SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Metrics:
+    """Counters and gauges of one daemon, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.puts = self._counter("puts", "Blocks offered, by outcome", "outcome")
+        self.gets = self._counter("gets", "Blocks asked for, by where they were found", "found")
+        self.moves = self._counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
+        self.lost = self._counter("lost", "Blocks that left the cache, by reason", "reason")
+        self.packed = self._counter("packed_blocks", "Blocks packed, by the codec used", "codec")
+        self.lossless_because = self._counter(
+            "lossless_fallbacks", "Blocks stored losslessly although the policy asks for more", "reason"
+        )
+        self.raw_bytes = self._counter("packed_raw_bytes", "Raw bytes of the blocks packed")
+        self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
+        self.damaged = self._counter("damaged_records", "Records on disk refused by their checks", "error")
+        self.foreign = self._counter("foreign_records", "Records on disk that belong to nothing known")
+        self.internal_errors = self._counter("internal_errors", "Unexpected failures in the background", "where")
+        self.quarantined = self._counter("quarantined_environments", "Disk environments set aside as damaged")
+        self.codec_seconds = Histogram(
+            "kvtcd_codec_seconds", "Time to pack or unpack one block", ["direction"],
+            buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
+        self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
+        self.blocks = Gauge("kvtcd_blocks", "Blocks that can be served", registry=self.registry)
+        self.waiting = Gauge("kvtcd_waiting", "Requests that wait for room or a move", registry=self.registry)
+        self.queue = Gauge("kvtcd_lane_pending", "Calls on each lane", ["lane"], registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
+
+    def moved(self, source: Tier, target: Tier, outcome: Reason | None) -> None:
+        """Note the end of a move; `outcome` None is success."""
+        self.moves.labels(f"{source}-{target}", outcome or "moved").inc()
+
+    def text(self) -> bytes:
+        """Return everything in the Prometheus text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,137 @@
+"""What the engine needs of the rooms below it. Nothing below imports this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtcd.core.blob import Blob, CodecId
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.policy import CodecChoice
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Memory(Protocol):
+    """Raw blocks in memory. `allocate` and `free` belong to the loop thread."""
+
+    capacity: int
+
+    def allocate(self, key: RecordKey, nbytes: int) -> None:
+        """Take room for a block."""
+
+    def free(self, key: RecordKey) -> None:
+        """Give it back."""
+
+    def pieces(self, key: RecordKey) -> Sequence[Bytes]:
+        """Return the writable bytes of a block in order."""
+
+    def gather(self, key: RecordKey) -> Bytes:
+        """Return a block as one array, in place if it is one piece."""
+
+    def scatter(self, key: RecordKey, data: Bytes) -> None:
+        """Copy one array over the pieces of a block."""
+
+
+class StoredRecord(Protocol):
+    """One row of a scan."""
+
+    @property
+    def key(self) -> bytes:
+        """The record key."""
+
+    @property
+    def envelope(self) -> bytes:
+        """The envelope."""
+
+    @property
+    def footprint(self) -> int:
+        """Bytes it is accounted with."""
+
+
+class Packed(Protocol):
+    """What an encoder made of a block."""
+
+    @property
+    def blob(self) -> bytearray:
+        """The blob."""
+
+    @property
+    def codec(self) -> CodecId:
+        """The codec that was used in the end."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not the one that was asked for, if so."""
+
+
+class Codec(Protocol):
+    """Raw block <-> blob, for one namespace. Blocking; called from codec lanes only."""
+
+    @property
+    def name(self) -> str:
+        """What the namespace's blocks are packed with, for people."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not what the policy asks for, if so."""
+
+    def encode(self, raw: Bytes, *, tokens: int, first_token: int | None, after: int) -> Packed:
+        """Pack a block of which `after` tokens are known to follow."""
+
+    def decode(self, blob: Blob, out: Bytes) -> None:
+        """Unpack a blob of this namespace's layout.
+
+        Raises:
+            Corrupt: it breaks a rule of its format.
+            UnknownProfile: it was made with a profile that is not here.
+        """
+
+
+CodecFactory = Callable[[Identity, CodecChoice], Codec]
+"""Chooses profile and codec for a namespace. Blocking: it may read a profile."""
+
+
+class PutRecord(Protocol):
+    """Makes one record for `Environment.write`."""
+
+    def __call__(self, key: bytes, envelope: bytes, blob: bytearray) -> object:
+        """Return a value that `Environment.write` takes."""
+
+
+class Environment(Protocol):
+    """One tenant's records on disk. Blocking; reads from any thread, writes from one."""
+
+    quarantined: bool
+
+    @property
+    def used(self) -> int:
+        """Bytes of all records."""
+
+    def write(self, puts: Sequence[object], drops: Sequence[bytes]) -> None:
+        """Drop, then put, in one transaction."""
+
+    def read(self, key: bytes) -> tuple[bytes, Bytes] | None:
+        """Return (envelope, blob), both copies."""
+
+    def scan(self) -> Iterator[StoredRecord]:
+        """Yield what is stored."""
+
+    def namespaces(self) -> dict[str, bytes]:
+        """Return the values stored under namespace names."""
+
+    def put_namespace(self, name: str, identity: bytes) -> None:
+        """Store one, durably."""
+
+    def rewrite(self, keep: Callable[[bytes], bool], namespaces: dict[str, bytes]) -> None:
+        """Leave no byte of records whose envelope is not kept."""
+
+    def sync(self) -> None:
+        """Make the last commit final."""
+
+    def close(self) -> None:
+        """Close it cleanly."""

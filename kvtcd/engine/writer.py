@@ -1,0 +1,142 @@
+"""Group commit: many small writes of one tenant become few transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvtcd.core.errors import StoreFailed
+from kvtcd.core.keys import RecordKey
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.ports import Environment
+
+MAX_RECORDS = 8
+MAX_BYTES = 32 << 20
+LINGER = 0.005
+"""Seconds that a write waits for company: the price of a commit is a disk flush, paid once for all."""
+DROP_ATTEMPTS = 3
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    put: object | None
+    drop: RecordKey | None
+    nbytes: int
+    done: asyncio.Future[None]
+
+
+class Writer:
+    """The one writer of an environment: a task that gathers, and a lane that commits.
+
+    Args:
+        environment: written by this lane alone.
+        lane: one thread.
+    """
+
+    def __init__(self, environment: Environment, lane: Lane) -> None:
+        self.environment = environment
+        self._lane = lane
+        self._queue: asyncio.Queue[_Write | None] = asyncio.Queue()
+        self._task = asyncio.create_task(self._gather(), name=f"kvtcd-writer-{lane.name}")
+
+    @property
+    def depth(self) -> int:
+        """Writes that wait; bounded by the moves the catalog lets run, plus drops."""
+        return self._queue.qsize()
+
+    async def put(self, record: object, nbytes: int) -> None:
+        """Store a record; return once its transaction is committed.
+
+        Raises:
+            StoreFailed: nothing was stored.
+        """
+        await self._submit(record, None, nbytes)
+
+    async def drop(self, key: RecordKey) -> None:
+        """Remove a record; return once its transaction is committed.
+
+        Raises:
+            StoreFailed: it is still there, after a few attempts.
+        """
+        await self._submit(None, key, 0)
+
+    async def exclusive(self, call: Callable[[Environment], T]) -> T:
+        """Run a call on the writing thread, after what was committed before it."""
+        return await self._lane.run(call, self.environment)
+
+    async def close(self) -> None:
+        """Commit what waits, close the environment, end the thread."""
+        self._queue.put_nowait(None)
+        await self._task
+        await self._lane.run(self.environment.close)
+        self._lane.close()
+
+    async def _submit(self, put: object | None, drop: RecordKey | None, nbytes: int) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(_Write(put, drop, nbytes, done))
+        await done
+
+    async def _gather(self) -> None:
+        stopping = False
+        while not stopping:
+            first = await self._queue.get()
+            if first is None:
+                return
+            group, nbytes = [first], first.nbytes
+            deadline = asyncio.get_running_loop().time() + LINGER
+            while len(group) < MAX_RECORDS and nbytes < MAX_BYTES:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        write = await self._queue.get()
+                except TimeoutError:
+                    break
+                if write is None:
+                    stopping = True
+                    break
+                group.append(write)
+                nbytes += write.nbytes
+            await self._commit(group)
+
+    async def _commit(self, group: list[_Write]) -> None:
+        puts = [write.put for write in group if write.put is not None]
+        drops = [write.drop for write in group if write.drop is not None]
+        try:
+            await self._lane.run(self.environment.write, puts, drops)
+        except StoreFailed as error:
+            _log.warning("commit of %d records and %d drops: %s", len(puts), len(drops), error)
+            _settle([write for write in group if write.put is not None], error)
+            await self._drop_alone([write for write in group if write.drop is not None])
+        else:
+            _settle(group, None)
+
+    async def _drop_alone(self, group: list[_Write]) -> None:
+        """Drops are what makes room again, so they get a transaction of their own, and a second chance."""
+        if not group:
+            return
+        for attempt in range(DROP_ATTEMPTS):
+            try:
+                await self._lane.run(self.environment.write, [], [w.drop for w in group if w.drop is not None])
+            except StoreFailed as error:
+                if attempt == DROP_ATTEMPTS - 1:
+                    _settle(group, error)
+                    return
+                await asyncio.sleep(0.1 * 2**attempt)
+            else:
+                _settle(group, None)
+                return
+
+
+def _settle(group: list[_Write], error: StoreFailed | None) -> None:
+    for write in group:
+        if write.done.done():
+            continue  # whoever waited has gone
+        if error is None:
+            write.done.set_result(None)
+        else:
+            write.done.set_exception(error)
