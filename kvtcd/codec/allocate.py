@@ -81,10 +81,10 @@ def squared_error(projected: Tensor, plan: Plan) -> float:
     rows = projected.t().contiguous()
     energy = rows.square().sum(dim=1, dtype=torch.float64)
     total = float(energy.sum())
-    for run in plan.runs:
-        x = rows[run.start : run.stop].view(run.count, run.size, -1)
-        error = _error(x, run.bits).sum()
-        total += float(error - energy[run.start : run.stop].sum())
+    for band in plan.bands:
+        x = rows[band.start : band.stop].view(band.count, band.size, -1)
+        error = _error(x, band.bits).sum()
+        total += float(error - energy[band.start : band.stop].sum())
     return total
 
 

@@ -38,7 +38,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Band:
     """`count` adjacent groups of one size and width: coded in one step."""
 
     start: int
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """First component after the run."""
+        """First component after the band."""
         return self.start + self.count * self.size
 
 
@@ -81,16 +81,16 @@ class Plan:
         return sum(group.size for group in self.groups if group.bits == bits)
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def bands(self) -> tuple[Band, ...]:
         """The groups, neighbours of equal size and width taken together."""
-        runs: list[Run] = []
+        bands: list[Band] = []
         for group in self.groups:
-            last = runs[-1] if runs else None
+            last = bands[-1] if bands else None
             if last and (last.stop, last.size, last.bits) == (group.start, group.size, group.bits):
-                runs[-1] = Run(last.start, last.count + 1, last.size, last.bits)
+                bands[-1] = Band(last.start, last.count + 1, last.size, last.bits)
             else:
-                runs.append(Run(group.start, 1, group.size, group.bits))
-        return tuple(runs)
+                bands.append(Band(group.start, 1, group.size, group.bits))
+        return tuple(bands)
 
     def to_tensor(self) -> Tensor:
         """Return the groups as int32 ``[groups, 3]``: start, size, bits."""

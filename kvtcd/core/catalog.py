@@ -32,7 +32,7 @@ is packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import assert_never
 
 from kvtcd.core import events as ev
@@ -62,10 +62,6 @@ class Catalog:
     def tiers(self, key: RecordKey) -> tuple[Tier, ...]:
         """Return the tiers that can serve a block, fastest first; empty when none can."""
         return self.residents.tiers(key)
-
-    def children(self, parent: RecordKey) -> Iterator[tuple[RecordKey, int]]:
-        """Yield (key, tokens) of the servable blocks that continue `parent`."""
-        return ((key, n) for key, n in self.residents.lineage.children(parent) if self.tiers(key))
 
     def blocks(self, namespace: int) -> tuple[RecordKey, ...]:
         """Return the keys of a namespace."""

@@ -31,6 +31,10 @@ class Lineage:
         """Yield (key, tokens) of the blocks that continue `parent`."""
         return iter(tuple(self._children.get(parent, {}).items()))
 
+    def lengths(self, parent: RecordKey) -> set[int]:
+        """Return the block lengths, in tokens, among the continuations of `parent`."""
+        return set(self._children.get(parent, {}).values())
+
     def after(self, key: RecordKey) -> int:
         """Return the tokens of the longest known continuation, 0 for a leaf, at most about `REACH`."""
         reach, generation = 0, [key]

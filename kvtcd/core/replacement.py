@@ -11,6 +11,9 @@ from kvtcd.core.keys import RecordKey
 class Replacement(Protocol):
     """Order of the copies of one tier."""
 
+    def __len__(self) -> int:
+        """Return how many keys are held."""
+
     def insert(self, key: RecordKey) -> None:
         """Take in a key as the youngest."""
 
@@ -26,6 +29,9 @@ class Replacement(Protocol):
 
 class Lru:
     """Least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._order)
 
     def __init__(self) -> None:
         self._order: dict[RecordKey, None] = {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
@@ -14,7 +15,7 @@ from kvtcd.core.errors import DeadlineExceeded, StoreFailed
 from kvtcd.core.events import Event, Move, Reason, Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Mover, Origin
+from kvtcd.engine.mover import Mover, Origin, Outcome
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import Memory
 
@@ -22,11 +23,26 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ticket:
-    """Someone who waits, and what to tell the catalog if he went away just as he was granted."""
+class Request:
+    """What someone asks of the catalog.
 
+    Attributes:
+        event: makes the event from a ticket.
+        granted: run in the very turn of the grant.
+        undo: told to the catalog if the caller went away between grant and waking up.
+        waits: run before waiting, if the answer is not there at once.
+    """
+
+    event: Callable[[int], Event]
+    granted: Callable[[], None] | None = None
+    undo: Event | None = None
+    waits: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    request: Request
     future: asyncio.Future[Reason | None]
-    undo: Event | None
 
 
 class Driver:
@@ -34,6 +50,7 @@ class Driver:
 
     Attributes:
         origins: what is known of each block that has host bytes; what lies on disk says so itself.
+        undropped: records that could not be removed from disk.
     """
 
     def __init__(
@@ -41,42 +58,48 @@ class Driver:
     ) -> None:
         self.catalog = catalog
         self.origins: dict[RecordKey, Origin] = {}
+        self.undropped: set[RecordKey] = set()
         self._memory, self._mover, self._registry, self._metrics = memory, mover, registry, metrics
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, request: Callable[[int], Event], deadline: float, undo: Event | None = None) -> Reason | None:
-        """Put a request to the catalog and wait for its answer: None when granted, else the reason.
+    async def ask(self, request: Request, deadline: float) -> Reason | None:
+        """Put a request to the catalog and wait: None when it is granted, else the reason why not.
 
         Args:
-            request: makes the event from a ticket.
+            request: what is asked.
             deadline: loop time to give up at.
-            undo: told to the catalog if the caller went away between grant and waking up.
 
         Raises:
             DeadlineExceeded: no answer in time; the request is withdrawn.
         """
         loop = asyncio.get_running_loop()
-        number, future = next(self._numbers), loop.create_future()
-        self._tickets[number] = _Ticket(future, undo)
-        asked = loop.time()
-        self.tell(request(number))
+        number, asked = next(self._numbers), loop.time()
+        ticket = self._tickets[number] = _Ticket(request, loop.create_future())
+        self.tell(request.event(number))
         try:
+            if not ticket.future.done() and request.waits:
+                request.waits()
             async with asyncio.timeout_at(deadline):
-                return await future
+                return await ticket.future
         except TimeoutError:
-            self._withdraw(number, future, undo)
+            self._withdraw(number, ticket)
             raise DeadlineExceeded("the request", round(loop.time() - asked, 3)) from None
         except asyncio.CancelledError:
-            self._withdraw(number, future, undo)
+            self._withdraw(number, ticket)
             raise
 
-    def _withdraw(self, number: int, future: asyncio.Future[Reason | None], undo: Event | None) -> None:
+    def _withdraw(self, number: int, ticket: _Ticket) -> None:
+        """Take a request back; if it was granted without its caller noticing, undo the grant."""
         if self._tickets.pop(number, None):
             self.tell(ev.Cancel(number))
-        elif future.done() and not future.cancelled() and future.result() is None and undo is not None:
-            self.tell(undo)
+        elif ticket.future.done() and not ticket.future.cancelled():
+            self._undo(ticket, ticket.future.result())
+
+    def _undo(self, ticket: _Ticket, reason: Reason | None) -> None:
+        if reason is None and ticket.request.undo is not None:
+            self.tell(ticket.request.undo)
 
     def tell(self, event: Event) -> None:
         """Tell the catalog an event, and do what it answers."""
@@ -99,46 +122,37 @@ class Driver:
                     case ev.Lost(_, _, reason):
                         self._metrics.lost.labels(reason).inc()
 
-    def _answer(self, ticket: int, reason: Reason | None) -> None:
-        waiting = self._tickets.pop(ticket)
-        if not waiting.future.done():
-            waiting.future.set_result(reason)
-        elif reason is None and waiting.undo is not None:
-            # Cancelled while waiting, and not yet awake to withdraw.
-            asyncio.get_running_loop().call_soon(self.tell, waiting.undo)
+    def _answer(self, number: int, reason: Reason | None) -> None:
+        ticket = self._tickets.pop(number)
+        if reason is None and ticket.request.granted:
+            ticket.request.granted()
+        if ticket.future.done():  # cancelled, and its caller not yet awake to withdraw it
+            asyncio.get_running_loop().call_soon(self._undo, ticket, reason)
+        else:
+            ticket.future.set_result(reason)
 
     def _start(self, move: Move) -> None:
         entry = self.catalog.residents.entries[move.key]
+        namespace = self._namespace_of(move.key)
+        tenant = self._registry.tenants[namespace.tenant]
         if move.target is Tier.HOST:
             self._memory.allocate(move.key, entry.raw_bytes)
-            self._spawn(self._promote(move, self._namespace_of(move.key)))
+            work = self._mover.promote(move, namespace, tenant)
         else:
-            self._spawn(self._demote(move, self.origins[move.key]))
+            work = self._mover.demote(move, self.origins[move.key], tenant)
+        self._spawn(self._finish(move, work))
 
-    async def _demote(self, move: Move, origin: Origin) -> None:
-        tenant = self._registry.tenants[origin.namespace.tenant]
-        self.tell(await self._guarded(self._mover.demote(move, origin, tenant), move))
-
-    async def _promote(self, move: Move, namespace: Namespace) -> None:
-        tenant = self._registry.tenants[namespace.tenant]
-        outcome = await self._guarded(self._mover.promote(move, namespace, tenant), move)
-        if isinstance(outcome, tuple):
-            outcome, envelope = outcome
-            if envelope is not None:
-                self.origins[move.key] = Origin(
-                    namespace, envelope.engine_key, envelope.salt, envelope.parent, envelope.first_token,
-                    envelope.tokens, envelope.raw_bytes, envelope.created,
-                )  # fmt: skip
-        self.tell(outcome)
-
-    async def _guarded(self, work, move: Move):  # noqa: ANN001, ANN202 - typed by its two callers
-        """Turn an unexpected failure into a failed move: one block is lost, the daemon goes on."""
+    async def _finish(self, move: Move, work: Coroutine[Any, Any, Outcome]) -> None:
+        """Tell how a move ended. An unexpected failure costs one block, never the daemon."""
         try:
-            return await work
-        except Exception:
+            outcome = await work
+        except Exception:  # noqa: BLE001 - any failure of a move is one lost block, logged and counted
             _log.exception("unexpected failure while moving a block from %s to %s", move.source, move.target)
             self._metrics.internal_errors.labels("mover").inc()
-            return ev.MoveFailed(move.key)
+            outcome = Outcome(ev.MoveFailed(move.key))
+        if outcome.origin:
+            self.origins[move.key] = outcome.origin
+        self.tell(outcome.event)
 
     async def _drop(self, key: RecordKey, tenant: Tenant) -> None:
         assert tenant.writer is not None, "a disk copy lies in an environment"
@@ -146,6 +160,7 @@ class Driver:
             await tenant.writer.drop(key)
         except StoreFailed:
             # The record stays on disk, unaccounted until the next start, which takes it in again.
+            self.undropped.add(key)
             self._metrics.internal_errors.labels("drop").inc()
         self.tell(ev.Dropped(key, Tier.DISK))
 
@@ -157,10 +172,15 @@ class Driver:
     def _tenant_of(self, key: RecordKey) -> Tenant:
         return self._registry.tenants[self._namespace_of(key).tenant]
 
-    def _spawn(self, work) -> None:  # noqa: ANN001 - a coroutine of this class
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self._tickets)
 
     async def idle(self) -> None:
         """Wait until no move and no drop runs."""

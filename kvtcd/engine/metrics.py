@@ -26,7 +26,9 @@ class Metrics:
         self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
         self.damaged = self._counter("damaged_records", "Records on disk refused by their checks", "error")
         self.foreign = self._counter("foreign_records", "Records on disk that belong to nothing known")
-        self.internal_errors = self._counter("internal_errors", "Unexpected failures in the background", "where")
+        self.internal_errors = self._counter(
+            "internal_errors", "Unexpected failures in the background", "where"
+        )
         self.quarantined = self._counter("quarantined_environments", "Disk environments set aside as damaged")
         self.codec_seconds = Histogram(
             "kvtcd_codec_seconds", "Time to pack or unpack one block", ["direction"],

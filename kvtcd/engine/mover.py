@@ -38,6 +38,14 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a move ended; `origin` is what a block that came up said of itself."""
+
+    event: Event
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Lanes:
     """The threads that move blocks. A reader waits for `promote` and `fetch`; nobody waits for `demote`."""
 
@@ -72,7 +80,7 @@ class Mover:
         self._memory, self._put_record = memory, put_record
         self._lanes, self._metrics, self._footprint = lanes, metrics, footprint
 
-    async def demote(self, move: Move, origin: Origin, tenant: Tenant) -> Event:
+    async def demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
         """Pack a raw host block and store it on disk."""
         try:
             envelope, blob = await self._lanes.demote.run(self._pack, move, origin, tenant)
@@ -82,26 +90,30 @@ class Mover:
         except KvtcdError as error:
             return self._failed(move, error)
         self._metrics.moved(move.source, move.target, None)
-        return Moved(move.key, nbytes)
+        return Outcome(Moved(move.key, nbytes))
 
-    async def promote(self, move: Move, namespace: Namespace, tenant: Tenant) -> tuple[Event, Envelope | None]:
+    async def promote(self, move: Move, namespace: Namespace, tenant: Tenant) -> Outcome:
         """Read a block from disk, check it, unpack it into host memory."""
         try:
             envelope, blob = await self._lanes.fetch.run(self._fetch, move.key, tenant)
             await self._lanes.promote.run(self._unpack, move.key, namespace, envelope, blob)
         except KvtcdError as error:
-            return self._failed(move, error), None
+            return self._failed(move, error)
         self._metrics.moved(move.source, move.target, None)
-        return Moved(move.key, envelope.raw_bytes), envelope
+        origin = Origin(
+            namespace, envelope.engine_key, envelope.salt, envelope.parent, envelope.first_token,
+            envelope.tokens, envelope.raw_bytes, envelope.created,
+        )  # fmt: skip
+        return Outcome(Moved(move.key, envelope.raw_bytes), origin)
 
-    def _failed(self, move: Move, error: KvtcdError) -> MoveFailed:
+    def _failed(self, move: Move, error: KvtcdError) -> Outcome:
         damaged = isinstance(error, Corrupt)
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
         log = _log.debug if isinstance(error, StoreFailed) else _log.warning  # the writer logs store failures
         log("move %s to %s failed: %s", move.source, move.target, error)
-        return MoveFailed(move.key, damaged=damaged and move.source is Tier.DISK)
+        return Outcome(MoveFailed(move.key, damaged=damaged and move.source is Tier.DISK))
 
     def _pack(self, move: Move, origin: Origin, tenant: Tenant) -> tuple[bytes, bytearray]:
         started = time.perf_counter()
@@ -133,7 +145,7 @@ class Mover:
         if found is None:
             raise Truncated("record", "is missing")
         envelope = records.open_envelope(tenant.keys, key, found[0])
-        blob = memoryview(found[1])
+        blob = found[1].data
         records.check_blob(tenant.keys, envelope, blob)
         return envelope, blob
 

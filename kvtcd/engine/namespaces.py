@@ -51,6 +51,8 @@ class Registry:
         self.tenants: dict[str, Tenant] = {}
         self._by_number: dict[int, Namespace] = {}
         self._numbers = 0
+        self.closing: set[int] = set()
+        """Namespaces that are being purged: nothing new enters them."""
 
     def find(self, tenant: str, name: str) -> Namespace:
         """Return a namespace.
@@ -59,9 +61,14 @@ class Registry:
             UnknownNamespace: this tenant has none of that name.
         """
         known = self.tenants.get(tenant)
-        if known is None or name not in known.namespaces:
+        namespace = known.namespaces.get(name) if known else None
+        if namespace is None or namespace.number in self.closing:
             raise UnknownNamespace(name)
-        return known.namespaces[name]
+        return namespace
+
+    def admits(self, namespace: Namespace) -> bool:
+        """Tell whether blocks may still enter a namespace that was found earlier."""
+        return namespace.number in self._by_number and namespace.number not in self.closing
 
     def numbered(self, number: int) -> Namespace | None:
         """Return the namespace that the catalog knows by this number, None once it is purged."""

@@ -121,7 +121,9 @@ class Writer:
             return
         for attempt in range(DROP_ATTEMPTS):
             try:
-                await self._lane.run(self.environment.write, [], [w.drop for w in group if w.drop is not None])
+                await self._lane.run(
+                    self.environment.write, [], [w.drop for w in group if w.drop is not None]
+                )
             except StoreFailed as error:
                 if attempt == DROP_ATTEMPTS - 1:
                     _settle(group, error)

@@ -75,7 +75,7 @@ class StateDirectory:
         """Return the 32 bytes from which all keys of this store are derived; the first call creates them.
 
         Raises:
-            ConfigError: the file has another size, or others than its owner may read it.
+            ConfigError: the file has another size, cannot be read, or can be read by others.
         """
         path = self.path / "master.key"
         try:
@@ -83,6 +83,8 @@ class StateDirectory:
         except FileNotFoundError:
             durable.write_file(path, secrets.token_bytes(MASTER_KEY_BYTES))
             return self.master_key()
+        except OSError as error:
+            raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
         with os.fdopen(descriptor, "rb") as file:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
             if mode & 0o077:

@@ -29,6 +29,7 @@ class World:
     waiting: dict[int, ev.Event] = field(default_factory=dict)
     filling: list[RecordKey] = field(default_factory=list)
     reading: list[RecordKey] = field(default_factory=list)
+    born: dict[RecordKey, int] = field(default_factory=dict)
     lost: int = 0
 
 
@@ -68,16 +69,17 @@ class CatalogMachine(RuleBasedStateMachine):
         match request:
             case ev.Put(_, key):
                 self.world.filling.append(key)
+                self.world.born[key] = self.ticket
             case ev.Get(_, key):
                 assert self.world.bytes_at.get((key, Tier.HOST)), "a reader finds bytes"
                 self.world.reading.append(key)
-            case ev.Settle(_, keys, evict):
+            case ev.Settle(_, (key,), evict):  # of several, an early one may be evicted before the last
+                assert self.world.bytes_at.get((key, Tier.DISK)), "durable means on disk"
+                assert not (evict and self.world.bytes_at.get((key, Tier.HOST)))
+            case ev.Delete(ticket, keys):
                 for key in keys:
-                    assert self.world.bytes_at.get((key, Tier.DISK)), "durable means on disk"
-                    assert not (evict and self.world.bytes_at.get((key, Tier.HOST)))
-            case ev.Delete(_, keys):
-                for key in keys:
-                    assert not any(self.world.bytes_at.get((key, tier)) for tier in Tier)
+                    there = any(self.world.bytes_at.get((key, tier)) for tier in Tier)
+                    assert not there or self.world.born[key] > ticket, "what was deleted is gone"
 
     def ask(self, request: ev.Event, ticket: int) -> None:
         self.world.waiting[ticket] = request
@@ -175,6 +177,7 @@ class CatalogMachine(RuleBasedStateMachine):
         if disk is None or key in self.catalog.residents.entries or not disk.fits(nbytes):
             return
         self.world.bytes_at[key, Tier.DISK] = True
+        self.world.born[key] = self.next_ticket()
         self.tell(ev.Recovered(key, 1, nbytes, nbytes, nbytes, None))
 
     @invariant()

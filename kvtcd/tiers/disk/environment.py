@@ -183,7 +183,10 @@ class Environment:
         with self._gate.exclusive(), translated("close", self.path):
             generation, self._generation = self._generation, None
             if generation is not None:
-                close_clean(generation)
+                try:
+                    close_clean(generation)
+                except Broken as broken:
+                    raise StoreFailed("close", broken.code) from broken
 
     def destroy(self) -> None:
         """Close and unlink everything of this tenant, durably."""

@@ -1,1 +1,1 @@
-"""Crashes on purpose: children that are killed, disks that lose or tear writes, and what must be true afterwards."""
+"""Crashes on purpose: children that are killed, disks that lose or tear writes, and what must hold then."""

@@ -1,4 +1,4 @@
-"""A stream of transactions that follows from a seed, so that a reader of the log knows every state it passed."""
+"""A stream of transactions that follows from a seed, so that whoever knows it knows every state it passed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kvtcd.tiers.disk import Environment, Put
 from support.crash.sealed import key_of, seal, version_of
+
+from kvtcd.tiers.disk import Environment, Put
 
 RECORDS = 24
 QUOTA = 16 << 20
@@ -35,11 +36,12 @@ class Step:
 
 
 def step(seed: int, number: int) -> Step:
-    """Return the `number`-th transaction: overwrites, new records and drops; small, of one chunk, of several."""
+    """Return the `number`-th transaction: new records, overwrites, drops; small, of one chunk, of several."""
     draw = random.Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
     sizes = (draw.randrange(1, 3000), draw.randrange(3000, 200_000), draw.randrange(262_128, 700_000))
     puts = {
-        draw.randrange(RECORDS): (number, draw.choices(sizes, (2, 3, 1))[0]) for _ in range(draw.randrange(1, 5))
+        draw.randrange(RECORDS): (number, draw.choices(sizes, (2, 3, 1))[0])
+        for _ in range(draw.randrange(1, 5))
     }
     drops = tuple(draw.sample(range(RECORDS), draw.randrange(4)))
     return Step(puts, drops)
@@ -53,7 +55,9 @@ def states(seed: int, start: State, first: int, last: int) -> Iterator[State]:
         yield start
 
 
-def run(environment: Environment, seed: int, numbers: Iterator[int], report: Callable[[str, int], None]) -> None:
+def run(
+    environment: Environment, seed: int, numbers: Iterator[int], report: Callable[[str, int], None]
+) -> None:
     """Write steps, saying `begin`, `ack` and now and then `sync` with the number of the step."""
     for number in numbers:
         records, drops = step(seed, number).records(), step(seed, number).drops
@@ -78,3 +82,8 @@ def observed(environment: Environment) -> State:
             version = version_of(key_of(index), *found)
             state[index] = (-1 if version is None else version, len(found[1]))
     return state
+
+
+def footprint_of(state: State) -> int:
+    """Return what an environment with these records must count as used."""
+    return sum(seal(key_of(index), *record).footprint for index, record in state.items())

@@ -1,12 +1,13 @@
 """A process that has imported what crash children need and forks one for each request.
 
-Forking takes milliseconds where a new interpreter takes a third of a second, and a child that is killed, or kills
-itself by a signal, harms nobody else.
+Forking takes milliseconds where a new interpreter takes a third of a second, and a child that is ended by a
+signal harms nobody else.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import signal
@@ -16,7 +17,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 TESTS = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ class Outcome:
     error: str
     result: Any
 
-    def checked(self) -> Any:  # noqa: ANN401 - whatever JSON holds
+    def checked(self) -> Any:
         """Return the result of a child that was meant to succeed."""
         assert not self.signal, f"child ended by {signal.Signals(self.signal).name}"
         assert not self.error, self.error
@@ -49,7 +50,7 @@ class Zygote:
             text=True,
         )
 
-    def __enter__(self) -> Zygote:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,6 +78,7 @@ class Zygote:
 def _serve() -> None:
     from support.crash.tasks import TASKS  # noqa: PLC0415 - the parent's side needs none of it
 
+    logging.disable()  # damage is the point of these children
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         request = json.loads(line)

@@ -1,0 +1,69 @@
+"""A matrix of coefficients coded by a plan: codes by width, scales and shifts by group.
+
+Everything is component-major ``[components, T]``: the coefficients of one component over a run of tokens share
+a distribution, which is what the entropy stage lives on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvtcd.codec.pack import pack, packed_width, unpack
+from kvtcd.codec.plan import Plan
+from kvtcd.codec.quantize import dequantize, quantize, ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A coded run of tokens of one stream.
+
+    Attributes:
+        codes: width in bits -> packed codes, uint8 ``[components of the width, W]``, in order of component.
+        scales: float16 ``[groups, T]``.
+        shifts: float16 ``[groups, T]``.
+    """
+
+    codes: dict[int, Tensor]
+    scales: Tensor
+    shifts: Tensor
+
+
+def code(coefficients: Tensor, plan: Plan) -> Coded:
+    """Quantise and pack float32 coefficients ``[rank, T]``."""
+    tokens = coefficients.shape[1]
+    codes: dict[int, list[Tensor]] = {}
+    scales, shifts = [], []
+    for band in plan.bands:
+        x = coefficients[band.start : band.stop].view(band.count, band.size, tokens)
+        scale, shift = ranges(x, band.bits)
+        quantized = quantize(x, scale, shift, band.bits).view(-1, tokens)
+        codes.setdefault(band.bits, []).append(pack(quantized, band.bits))
+        scales.append(scale)
+        shifts.append(shift)
+    return Coded({bits: torch.cat(parts) for bits, parts in codes.items()}, torch.cat(scales), torch.cat(shifts))
+
+
+def restore(coded: Coded, plan: Plan) -> Tensor:
+    """Return float32 coefficients ``[rank, T]``, zero where the plan stores none."""
+    tokens = coded.scales.shape[1]
+    out = torch.zeros((plan.rank, tokens), device=coded.scales.device)
+    used = dict.fromkeys(coded.codes, 0)
+    group = 0
+    for band in plan.bands:
+        count = band.stop - band.start
+        packed = coded.codes[band.bits][used[band.bits] : used[band.bits] + count]
+        codes = unpack(packed, band.bits, tokens).reshape(band.count, band.size, tokens)
+        scale, shift = (part[group : group + band.count] for part in (coded.scales, coded.shifts))
+        out[band.start : band.stop] = dequantize(codes, scale, shift, band.bits).view(count, tokens)
+        used[band.bits] += count
+        group += band.count
+    return out
+
+
+def sizes(plan: Plan, tokens: int) -> tuple[dict[int, int], int]:
+    """Return the bytes of the packed codes by width, and of the ranges, of a run of `tokens`."""
+    widths = {band.bits: plan.components(band.bits) for band in plan.bands}
+    return {bits: n * packed_width(tokens, bits) for bits, n in widths.items()}, 4 * len(plan.groups) * tokens

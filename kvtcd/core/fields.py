@@ -1,0 +1,106 @@
+"""JSON from outside, read strictly: one object, field by field, each with a message that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from kvtcd.core.errors import BadField, BadRequest
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import EngineKey, parse_key
+
+
+def json_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Read one JSON object: UTF-8, no name twice, no NaN or infinity.
+
+    Raises:
+        BadField: it is something else.
+    """
+    try:
+        value = json.loads(bytes(data).decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadField("JSON", str(error)) from None
+    if not isinstance(value, dict):
+        raise BadField("JSON", "is not an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a name occurs twice in one object")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+class Fields:
+    """One JSON object; every reader raises `BadRequest` with the name of the field that is wrong.
+
+    Args:
+        body: what should be an object.
+        what: its name, should it be none.
+    """
+
+    def __init__(self, body: object, what: str) -> None:
+        if not isinstance(body, Mapping):
+            raise BadRequest(what, "is not a JSON object")
+        self._body: Mapping[str, Any] = body
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether a field is there and not null."""
+        return self._body.get(name) is not None
+
+    def value(self, name: str) -> object:
+        """Return a field of any type."""
+        if name not in self._body:
+            raise BadRequest(name, "is missing")
+        return self._body[name]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        """Return an integer within bounds."""
+        value = self.value(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise BadRequest(name, f"is not an integer within {low}..{high}")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return a string."""
+        return string(name, self.value(name))
+
+    def choice(self, name: str, choices: Sequence[str]) -> str:
+        """Return one of a few strings."""
+        value = self.text(name)
+        if value not in choices:
+            raise BadRequest(name, f"is not one of {', '.join(choices)}")
+        return value
+
+    def tier(self, name: str) -> Tier:
+        """Return a tier."""
+        return Tier(self.choice(name, tuple(Tier)))
+
+    def key(self, name: str) -> EngineKey:
+        """Return an engine key."""
+        return parse_key(self.text(name))
+
+    def items(self, name: str) -> Sequence[object]:
+        """Return the items of a list."""
+        value = self.value(name)
+        if not isinstance(value, list):
+            raise BadRequest(name, "is not a list")
+        return value
+
+    def refuse_others(self, *known: str) -> None:
+        """Refuse fields that are not known."""
+        if unknown := sorted(set(self._body) - set(known)):
+            raise BadRequest(unknown[0], "is not a known field")
+
+
+def string(name: str, value: object) -> str:
+    """Return a value that must be a string."""
+    if not isinstance(value, str):
+        raise BadRequest(name, "is not a string")
+    return value

@@ -1,0 +1,306 @@
+"""What daemon and clients say to each other, as frozen values with a JSON form.
+
+Keys are bytes here and lower-case hex in JSON. Requests are read strictly, down to unknown fields; answers
+leave unknown fields alone, so that an older client understands a newer daemon.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal, cast, get_args
+
+from kvtcd.core.errors import BadRequest
+from kvtcd.core.events import Tier
+from kvtcd.core.fields import Fields, string
+from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
+from kvtcd.core.keys import EngineKey, parse_key
+
+API_VERSION = 1
+TOKENS_HEADER, TIER_HEADER = "Kvtcd-Tokens", "Kvtcd-Tier"
+SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
+MAX_FIRST_TOKEN = (1 << 62) - 1
+
+Outcome = Literal["stored", "duplicate", "dropped"]
+OperationState = Literal["running", "done", "failed"]
+
+_DECIMAL = re.compile(r"[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHead:
+    """All that a client says of a block besides its bytes.
+
+    Attributes:
+        key: engine key.
+        tokens: tokens in the block; fewer than `block_tokens` only in the last one of a sequence.
+        first_token: position of its first token; without it keys cannot be freed of RoPE.
+        parent: key of the block it continues; without it the order of the request is the chain.
+        supersedes: key of a partial block that this one makes superfluous.
+    """
+
+    key: EngineKey
+    tokens: int
+    first_token: int | None = None
+    parent: EngineKey | None = None
+    supersedes: EngineKey | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form; what is not given is left out."""
+        body: dict[str, object] = {"key": self.key.hex(), "tokens": self.tokens}
+        if self.first_token is not None:
+            body["first_token"] = self.first_token
+        for name, key in (("parent", self.parent), ("supersedes", self.supersedes)):
+            if key is not None:
+                body[name] = key.hex()
+        return body
+
+    def to_query(self) -> dict[str, str]:
+        """Return the fields other than the key as query parameters."""
+        return {name: str(value) for name, value in self.to_json().items() if name != "key"}
+
+    @classmethod
+    def from_json(cls, body: object) -> BlockHead:
+        """Build from the form that `to_json` writes.
+
+        Raises:
+            BadRequest: a field is missing, unknown, of the wrong type or out of range.
+        """
+        given = Fields(body, "block")
+        head = cls(
+            key=given.key("key"),
+            tokens=given.integer("tokens", 1, MAX_BLOCK_TOKENS),
+            first_token=given.integer("first_token", 0, MAX_FIRST_TOKEN) if "first_token" in given else None,
+            parent=given.key("parent") if "parent" in given else None,
+            supersedes=given.key("supersedes") if "supersedes" in given else None,
+        )
+        given.refuse_others("key", "tokens", "first_token", "parent", "supersedes")
+        return head
+
+    @classmethod
+    def from_query(cls, key: str, query: Mapping[str, str]) -> BlockHead:
+        """Build from a key in the path and query parameters.
+
+        Raises:
+            BadRequest: a parameter is missing, unknown, malformed or out of range.
+        """
+        body: dict[str, object] = {**query, "key": key}
+        for name in ("tokens", "first_token"):
+            if name in query:
+                if not _DECIMAL.fullmatch(query[name]):
+                    raise BadRequest(name, "is not a decimal number")
+                body[name] = int(query[name])
+        return cls.from_json(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Header of one frame of an answer to ``blocks:get``; a miss has neither tokens nor tier nor a body."""
+
+    key: EngineKey
+    tokens: int | None = None
+    tier: Tier | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        status = "miss" if self.tier is None else "hit"
+        return {"key": self.key.hex(), "status": status, "tokens": self.tokens, "tier": self.tier}
+
+    @classmethod
+    def from_json(cls, body: object) -> Found:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "frame")
+        if given.choice("status", ("hit", "miss")) == "miss":
+            return cls(given.key("key"))
+        return cls(given.key("key"), given.integer("tokens", 1, MAX_BLOCK_TOKENS), given.tier("tier"))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockResult:
+    """What became of one block of a request; `reason` says why one was dropped."""
+
+    key: EngineKey
+    outcome: Outcome
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"key": self.key.hex(), "outcome": self.outcome, "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, body: object) -> BlockResult:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "result")
+        outcome = cast("Outcome", given.choice("outcome", get_args(Outcome)))
+        return cls(given.key("key"), outcome, given.text("reason") if "reason" in given else None)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMatch:
+    """One block that was asked for; `tier` is the fastest that has it, None on a miss."""
+
+    key: EngineKey
+    tokens: int
+    tier: Tier | None
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Answer to a match: the blocks asked for, in order."""
+
+    blocks: tuple[BlockMatch, ...]
+
+    @property
+    def prefix(self) -> tuple[BlockMatch, ...]:
+        """The leading blocks that are all there."""
+        return tuple(takewhile(lambda block: block.tier is not None, self.blocks))
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens of the prefix."""
+        return sum(block.tokens for block in self.prefix)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form; `bitmap` has one character for each block, ``1`` where it is there."""
+        return {
+            "prefix_blocks": len(self.prefix),
+            "prefix_tokens": self.prefix_tokens,
+            "bitmap": "".join("0" if block.tier is None else "1" for block in self.blocks),
+            "tiers": [block.tier for block in self.blocks],
+            "blocks": [{"key": b.key.hex(), "tokens": b.tokens, "tier": b.tier} for b in self.blocks],
+        }
+
+    @classmethod
+    def from_json(cls, body: object) -> Matches:
+        """Build from the form that `to_json` writes; all else follows from its `blocks`."""
+        rows = (Fields(row, "blocks") for row in Fields(body, "match").items("blocks"))
+        return cls(
+            tuple(
+                BlockMatch(
+                    row.key("key"),
+                    row.integer("tokens", 0, MAX_BLOCK_TOKENS),
+                    row.tier("tier") if "tier" in row else None,
+                )
+                for row in rows
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """A registered namespace.
+
+    Attributes:
+        name: as its tenant calls it.
+        digest: SHA-256 of the identity, 32 bytes: the root of our own key chain.
+        codec: what its blocks are packed with.
+        codec_reason: why it is not what the policy asks for, if so.
+        identity: what was registered.
+    """
+
+    name: str
+    digest: bytes
+    codec: str
+    codec_reason: str | None
+    identity: Identity
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "digest": self.digest.hex(),
+            "codec": self.codec,
+            "codec_reason": self.codec_reason,
+            "identity": self.identity.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, body: object) -> NamespaceInfo:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "namespace")
+        return cls(
+            name=given.text("name"),
+            digest=bytes(given.key("digest")),
+            codec=given.text("codec"),
+            codec_reason=given.text("codec_reason") if "codec_reason" in given else None,
+            identity=Identity.from_json(given.value("identity")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """A running daemon; a new `boot_id` means that it was started anew."""
+
+    version: str
+    api: int
+    boot_id: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"version": self.version, "api": self.api, "boot_id": self.boot_id}
+
+    @classmethod
+    def from_json(cls, body: object) -> Info:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "info")
+        return cls(given.text("version"), given.integer("api", 1, 1 << 16), given.text("boot_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Work that goes on after its request was answered; `detail` says why it failed."""
+
+    id: str
+    state: OperationState
+    results: tuple[BlockResult, ...] = ()
+    detail: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        results = [result.to_json() for result in self.results]
+        return {"id": self.id, "state": self.state, "results": results, "detail": self.detail}
+
+    @classmethod
+    def from_json(cls, body: object) -> Operation:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "operation")
+        return cls(
+            id=given.text("id"),
+            state=cast("OperationState", given.choice("state", get_args(OperationState))),
+            results=results_from_json(body),
+            detail=given.text("detail") if "detail" in given else None,
+        )
+
+
+def results_to_json(results: Iterable[BlockResult]) -> dict[str, object]:
+    """Return the answer to a request about several blocks."""
+    return {"results": [result.to_json() for result in results]}
+
+
+def results_from_json(body: object) -> tuple[BlockResult, ...]:
+    """Read the results out of an answer."""
+    return tuple(BlockResult.from_json(row) for row in Fields(body, "answer").items("results"))
+
+
+def keys_to_json(keys: Iterable[EngineKey]) -> dict[str, object]:
+    """Return the request about several blocks."""
+    return {"keys": [key.hex() for key in keys]}
+
+
+def keys_from_json(body: object) -> list[EngineKey]:
+    """Read the keys of a request.
+
+    Raises:
+        BadRequest: not an object with a list of keys and nothing else.
+    """
+    given = Fields(body, "body")
+    keys = [parse_key(string("keys", key)) for key in given.items("keys")]
+    given.refuse_others("keys")
+    return keys
+
+
+def integer_from_json(body: object, name: str) -> int:
+    """Read one count out of an answer."""
+    return Fields(body, "answer").integer(name, 0, 1 << 62)

@@ -1,0 +1,246 @@
+"""One request's hold on blocks: a batch that is being stored, a lease that is being read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvtcd.core import events as ev
+from kvtcd.core.errors import BadRequest, BlockMismatch, Busy, DeadlineExceeded, UnknownNamespace
+from kvtcd.core.events import Reason, Tier
+from kvtcd.core.keys import EngineKey, RecordKey, chain_root
+from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.mover import Origin
+from kvtcd.engine.namespaces import Namespace, Registry, Tenant
+from kvtcd.engine.ports import Bytes, Memory
+
+PIECE = 1 << 20
+_MAX_FIRST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class PutItem:
+    """One block that a client wants to store."""
+
+    key: EngineKey
+    tokens: int
+    nbytes: int
+    first_token: int | None = None
+    parent: EngineKey | None = None
+    supersedes: EngineKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one block of a request."""
+
+    key: EngineKey
+    outcome: Literal["stored", "duplicate", "dropped"]
+    reason: str | None = None
+
+
+class Slot:
+    """Room for one block in host memory, filled piece by piece."""
+
+    def __init__(self, item: PutItem, key: RecordKey, pieces: Iterator[Bytes]) -> None:
+        self.item, self.record_key = item, key
+        self.remaining = item.nbytes
+        self._pieces = pieces
+        self._piece = next(pieces)
+        self._at = 0
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes.
+
+        Raises:
+            BlockMismatch: more bytes than the block has.
+        """
+        if len(data) > self.remaining:
+            raise BlockMismatch("body", f"{self.item.nbytes} bytes", "more")
+        self.remaining -= len(data)
+        source = np.frombuffer(data, dtype=np.uint8)
+        while source.size:
+            if self._at == self._piece.size:
+                self._piece, self._at = next(self._pieces), 0
+            part = min(source.size, self._piece.size - self._at)
+            np.copyto(self._piece[self._at : self._at + part], source[:part])
+            self._at += part
+            source = source[part:]
+
+
+class Lease:
+    """A block in host memory that stays while it is read."""
+
+    def __init__(self, key: EngineKey, nbytes: int, tokens: int, tier: Tier, pieces: list[Bytes]) -> None:
+        self.key, self.nbytes, self.tokens, self.tier = key, nbytes, tokens, tier
+        self._pieces = pieces
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Yield the bytes in order, at most 1 MiB at a time; valid while the lease is held."""
+        for piece in self._pieces:
+            for start in range(0, piece.size, PIECE):
+                yield piece[start : start + PIECE].data
+
+
+class Batch:
+    """Blocks of one request, which become readable together when it is committed.
+
+    Without a parent of their own, blocks continue each other in the order they come, and one whose
+    `first_token` is 0 begins a sequence.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        memory: Memory,
+        registry: Registry,
+        namespace: Namespace,
+        salt: bytes,
+        deadline: float,
+    ) -> None:
+        self._driver, self._memory, self._registry = driver, memory, registry
+        self._namespace, self._salt = namespace, salt
+        self._tenant = registry.tenants[namespace.tenant]
+        self._deadline = deadline
+        self._results: list[Result] = []
+        self._open: list[Slot] = []
+        self._held: list[tuple[EngineKey, RecordKey]] = []
+        self._previous: RecordKey | None = None
+
+    def _record_key(self, key: EngineKey) -> RecordKey:
+        return self._tenant.keys.record_key(self._namespace.digest, self._salt, key)
+
+    async def reserve(self, item: PutItem) -> Slot | None:
+        """Take room for a block; None when its bytes are not wanted, and `commit` will say why.
+
+        Raises:
+            BlockMismatch: tokens or bytes do not fit the namespace.
+            UnknownNamespace: it was purged meanwhile.
+            Busy: no room could be made in time.
+        """
+        if not self._registry.admits(self._namespace):
+            raise UnknownNamespace(self._namespace.name)
+        self._check(item)
+        record_key, parent = self._record_key(item.key), self._parent(item)
+        self._previous = record_key
+        try:
+            reason = await self._driver.ask(self._request(item, record_key, parent), self._deadline)
+        except DeadlineExceeded:
+            raise Busy("the host tier") from None
+        if reason is not None:
+            self._refused(item.key, record_key, reason)
+            return None
+        slot = Slot(item, record_key, iter(self._memory.pieces(record_key)))
+        self._open.append(slot)
+        return slot
+
+    def _parent(self, item: PutItem) -> RecordKey | None:
+        if item.parent is not None:
+            return self._record_key(item.parent)
+        if item.first_token != 0:
+            return self._previous
+        if item.tokens < self._namespace.identity.block_tokens:
+            # A partial first block hangs below the root of the chain, where a match looks for it.
+            return self._record_key(chain_root(self._namespace.digest))
+        return None
+
+    def _request(self, item: PutItem, record_key: RecordKey, parent: RecordKey | None) -> Request:
+        on_disk = self._tenant.writer is not None
+        behind = on_disk and self._namespace.policy.disk.write == "behind"
+        older = self._record_key(item.supersedes) if item.supersedes else None
+        origin = Origin(
+            self._namespace, item.key, self._salt, parent, item.first_token, item.tokens, item.nbytes,
+            time.time_ns() // 1_000_000,
+        )  # fmt: skip
+
+        def event(ticket: int) -> ev.Put:
+            return ev.Put(
+                ticket, record_key, self._namespace.number, item.tokens, item.nbytes, parent, older,
+                behind=behind, packable=on_disk,
+            )  # fmt: skip
+
+        def granted() -> None:
+            self._memory.allocate(record_key, item.nbytes)
+            self._driver.origins[record_key] = origin
+
+        # A batch larger than the tier must not wait for room that its own finished blocks hold.
+        return Request(event, granted, ev.Abandoned(record_key), waits=self._publish)
+
+    def _refused(self, key: EngineKey, record_key: RecordKey, reason: Reason) -> None:
+        if reason is Reason.DUPLICATE:
+            self._results.append(Result(key, "duplicate"))
+            self._held.append((key, record_key))
+        else:
+            self._results.append(Result(key, "dropped", reason))
+
+    def _publish(self) -> None:
+        """Make the finished blocks readable."""
+        finished = [slot for slot in self._open if not slot.remaining]
+        self._open = [slot for slot in self._open if slot.remaining]
+        for slot in finished:
+            self._driver.tell(ev.Filled(slot.record_key))
+            self._results.append(Result(slot.item.key, "stored"))
+            self._held.append((slot.item.key, slot.record_key))
+
+    async def commit(self, *, durable: bool) -> list[Result]:
+        """Make the finished blocks readable, drop the others; with `durable`, wait until they are on disk.
+
+        Raises:
+            DeadlineExceeded: they are stored, but not yet on disk.
+        """
+        self._publish()
+        for slot in self._open:
+            self._results.append(Result(slot.item.key, "dropped", "truncated"))
+        self.abandon()
+        self._driver.tell(ev.Touch(tuple(record_key for _, record_key in self._held)))
+        results = {result.key: result for result in self._results}
+        if durable:
+            for result in await settle(self._driver, self._tenant, self._held, self._deadline):
+                if result.outcome == "dropped":
+                    results[result.key] = result
+        return list(results.values())
+
+    def abandon(self) -> None:
+        """Give back the room of blocks that were not finished."""
+        for slot in self._open:
+            self._driver.tell(ev.Abandoned(slot.record_key))
+        self._open = []
+
+    def _check(self, item: PutItem) -> None:
+        identity = self._namespace.identity
+        if not 1 <= item.tokens <= identity.block_tokens:
+            raise BlockMismatch("tokens", f"1 to {identity.block_tokens} in a block", item.tokens)
+        want = identity.layout.nbytes(item.tokens)
+        if item.nbytes != want:
+            raise BlockMismatch("length", f"{want} bytes for {item.tokens} tokens", f"{item.nbytes} bytes")
+        if item.first_token is not None and not 0 <= item.first_token < _MAX_FIRST:
+            raise BadRequest("first_token", f"{item.first_token} is not a position")
+
+
+async def settle(
+    driver: Driver,
+    tenant: Tenant,
+    keys: Sequence[tuple[EngineKey, RecordKey]],
+    deadline: float,
+    *,
+    evict: bool = False,
+) -> list[Result]:
+    """Wait until blocks are durable on disk; with `evict`, until the host has let go of them too.
+
+    Raises:
+        DeadlineExceeded: not within the caller's time.
+    """
+
+    async def one(key: EngineKey, record_key: RecordKey) -> Result:
+        reason = await driver.ask(Request(lambda ticket: ev.Settle(ticket, (record_key,), evict)), deadline)
+        return Result(key, "stored") if reason is None else Result(key, "dropped", reason)
+
+    results = await asyncio.gather(*(one(key, record_key) for key, record_key in keys))
+    if tenant.writer is not None:
+        await tenant.writer.exclusive(lambda environment: environment.sync())
+    return results

@@ -1,0 +1,224 @@
+"""Tenants and their namespaces over time: opened, recovered, registered, purged, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from kvtcd.core import events as ev
+from kvtcd.core import record as records
+from kvtcd.core.errors import Corrupt, StoreFailed
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import RecordKey, TenantKeys
+from kvtcd.core.policy import Policy, governing
+from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.namespaces import TENANT_NAME, Namespace, Registry, Tenant, persisted, restored
+from kvtcd.engine.ports import CodecFactory, Environment
+from kvtcd.engine.writer import Writer
+
+_log = logging.getLogger(__name__)
+
+
+class Tenancy:
+    """Keeps the registry and the tenants' disk environments in step.
+
+    Args:
+        driver: owns the catalog.
+        registry: shared with the driver.
+        fetch: lane on which profiles are read.
+        metrics: told of what is refused.
+        policies: in order; the last one fits everything.
+        master: the master key.
+        codecs: chooses profile and codec of a namespace.
+        open_environment: opens a tenant's disk environment by the tenant tag; None without a disk tier.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        registry: Registry,
+        *,
+        fetch: Lane,
+        metrics: Metrics,
+        policies: tuple[Policy, ...],
+        master: bytes,
+        codecs: CodecFactory,
+        open_environment: Callable[[str], Environment] | None,
+    ) -> None:
+        self.registry = registry
+        self._driver, self._fetch, self._metrics = driver, fetch, metrics
+        self._policies, self._master, self._codecs = policies, master, codecs
+        self._open_environment = open_environment
+        self._changing = asyncio.Lock()
+
+    async def recover(self, tags: Sequence[str]) -> list[str]:
+        """Take in what an earlier process left on disk; return the tags that belong to no known key.
+
+        Args:
+            tags: hex names of the tenants' environments.
+        """
+        return [tag for tag in tags if not await self._recover_tenant(tag)]
+
+    async def _recover_tenant(self, tag: str) -> bool:
+        writer = await self._open_writer(tag)
+        values = await writer.exclusive(lambda environment: environment.namespaces())
+        name = values.pop(TENANT_NAME, b"").decode(errors="replace")
+        keys = TenantKeys.derive(self._master, name)
+        if keys.tag.hex() != tag:
+            await writer.close()
+            return False
+        self.registry.tenants[name] = Tenant(keys, writer)
+        for namespace, value in values.items():
+            try:
+                identity, generation = restored(namespace, value)
+            except Corrupt as error:
+                _log.warning("a namespace is left out: %s", error)
+                continue
+            await self._add(name, namespace, identity, generation)
+        await self._recover_blocks(self.registry.tenants[name])
+        return True
+
+    async def _recover_blocks(self, tenant: Tenant) -> None:
+        """Rebuild the index from envelopes alone; a record that fails its MAC or belongs nowhere is dropped."""
+        assert tenant.writer is not None, "only tenants with an environment are recovered"
+        known = {ns.digest: ns for ns in tenant.namespaces.values()}
+
+        def read(environment: Environment) -> tuple[list[tuple[int, ev.Recovered]], list[RecordKey]]:
+            found, refused = [], []
+            for stored in environment.scan():
+                key = RecordKey(stored.key)
+                try:
+                    envelope = records.open_envelope(tenant.keys, key, stored.envelope)
+                except Corrupt as error:
+                    self._metrics.damaged.labels(type(error).__name__).inc()
+                    refused.append(key)
+                    continue
+                namespace = known.get(envelope.namespace)
+                if namespace is None or namespace.generation != envelope.generation:
+                    self._metrics.foreign.inc()
+                    refused.append(key)
+                    continue
+                event = ev.Recovered(
+                    key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint, envelope.parent
+                )  # fmt: skip
+                found.append((envelope.created, event))
+            found.sort(
+                key=lambda pair: pair[0]
+            )  # the order of use is not kept, so the order of storing stands in
+            return found, refused
+
+        found, refused = await tenant.writer.exclusive(read)
+        for key in refused:
+            await tenant.writer.drop(key)
+        for number, (_, event) in enumerate(found):
+            self._driver.tell(event)
+            if number % 1000 == 0:
+                await asyncio.sleep(0)
+
+    async def register(self, tenant: str, name: str, identity: Identity) -> Namespace:
+        """Register a namespace, durably; registering it again is no error.
+
+        Raises:
+            IdentityConflict: name and identity are taken, but not together.
+            StoreFailed: it could not be made durable.
+        """
+        async with self._changing:
+            if tenant not in self.registry.tenants:
+                await self._add_tenant(tenant)
+            held = self.registry.held(tenant, name, identity)
+            if held is not None:
+                return held
+            generation = time.time_ns() // 1_000_000
+            writer = self.registry.tenants[tenant].writer
+            if writer is not None:
+                value = persisted(identity, generation)
+                await writer.exclusive(lambda environment: environment.put_namespace(name, value))
+            return await self._add(tenant, name, identity, generation)
+
+    async def _add_tenant(self, tenant: str) -> None:
+        keys = TenantKeys.derive(self._master, tenant)
+        writer = None
+        if self._open_environment is not None:
+            writer = await self._open_writer(keys.tag.hex())
+            await writer.exclusive(
+                lambda environment: environment.put_namespace(TENANT_NAME, tenant.encode())
+            )
+        self.registry.tenants[tenant] = Tenant(keys, writer)
+
+    async def _open_writer(self, tag: str) -> Writer:
+        assert self._open_environment is not None, "there is a disk tier"
+        lane = Lane(f"disk-{tag[:8]}")
+        environment = await lane.run(self._open_environment, tag)
+        if environment.quarantined:
+            self._metrics.quarantined.inc()
+        return Writer(environment, lane)
+
+    async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
+        policy = governing(self._policies, namespace=name, engine=identity.engine, model=identity.model)
+        codec = await self._fetch.run(self._codecs, identity, policy.codec)
+        if codec.reason:
+            _log.warning("namespace %s is packed with %s: %s", name, codec.name, codec.reason)
+        return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)
+
+    async def purge(self, tenant: str, name: str) -> int:
+        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+            StoreFailed: it could not be completed; call it again.
+        """
+        namespace = self.registry.find(tenant, name)
+        owner = self.registry.tenants[tenant]
+        self.registry.closing.add(namespace.number)
+        try:
+            keys = self._driver.catalog.blocks(namespace.number)
+            await self.delete(keys, owner)
+            if owner.writer is not None:
+                remaining = {
+                    n.name: persisted(n.identity, n.generation)
+                    for n in owner.namespaces.values()
+                    if n is not namespace
+                }
+                remaining[TENANT_NAME] = tenant.encode()
+
+                def rewrite(environment: Environment) -> None:
+                    environment.rewrite(lambda data: _belongs_elsewhere(data, namespace.digest), remaining)
+
+                await owner.writer.exclusive(rewrite)
+            self.registry.remove(namespace)
+        finally:
+            self.registry.closing.discard(namespace.number)
+        return len(keys)
+
+    async def delete(self, keys: Sequence[RecordKey], owner: Tenant) -> None:
+        """Remove blocks, durably; readers finish first.
+
+        Raises:
+            StoreFailed: a record could not be removed from disk.
+        """
+        if not keys:
+            return
+        await self._driver.ask(Request(lambda ticket: ev.Delete(ticket, tuple(keys))), math.inf)
+        if failed := self._driver.undropped & set(keys):
+            raise StoreFailed("delete", f"{len(failed)} records could not be removed")
+        if owner.writer is not None:
+            await owner.writer.exclusive(lambda environment: environment.sync())
+
+    async def close(self) -> None:
+        """Close the environments."""
+        for tenant in self.registry.tenants.values():
+            if tenant.writer is not None:
+                await tenant.writer.close()
+
+
+def _belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:
+    """Tell whether an envelope is intact and of another namespace."""
+    try:
+        return records.parse(envelope).namespace != namespace
+    except Corrupt:
+        return False
