@@ -145,7 +145,7 @@ def _yarn_attention_factor(factor: float, given: Mapping[str, Any]) -> float:
     """YaRN (arXiv:2309.00071) section 3.4, with the two scales that DeepSeek added."""
 
     def scale(weight: float) -> float:
-        return 0.2 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     if (stated := given.get("attention_factor")) is not None:
         return float(stated)

@@ -1,7 +1,7 @@
 """The truth here is the models themselves.
 
-A sequence that repeats one token has the same hidden state, and so the same key before RoPE, at every position
-of every layer. Each key must then be the key of position 0, rotated by its own position as the identity says.
+A sequence that repeats one token has the same hidden state, and so the same key before RoPE, at every
+position of every layer. Each key must then be the key of position 0, turned as the identity says.
 """
 
 import math
@@ -21,9 +21,9 @@ from kvtcd.integrations import transformers_identity
 from kvtcd.integrations.transformers_identity import identity_of, layout_of, rope_of
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16384,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
 MORE = {
@@ -37,9 +37,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
-YARN = {
-    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
-}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096}
 
 
 def config_of(model_type: str, **changes: object) -> PreTrainedConfig:
@@ -164,10 +162,11 @@ def test_yarn_attention_factor_scales_the_cached_keys() -> None:
     assert rope_of(config).attention_factor == 1.5
 
 
-def test_yarn_without_factor_takes_the_ratio_of_lengths() -> None:
-    config = tiny_llama_config(rope_parameters=dict(YARN))
+def test_yarn_defaults_are_those_of_the_paper_and_the_ratio_of_lengths() -> None:
+    config = tiny_llama_config(rope_parameters=dict(YARN), max_position_embeddings=8 * 4096)
     config.rope_parameters["factor"] = None
-    assert rope_of(config).factor == 256 / 64
+    rope = rope_of(config)
+    assert (rope.factor, rope.beta_fast, rope.beta_slow, rope.truncate) == (8.0, 32.0, 1.0, 1)
 
 
 def test_identity_carries_everything_and_survives_json() -> None:
