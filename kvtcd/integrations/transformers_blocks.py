@@ -85,10 +85,14 @@ def cache_from_raw(blocks: Iterable[Tensor], layout: Layout) -> DynamicCache:
         token less than its input has.
 
     Raises:
-        BlockMismatch: a block is not a whole number of tokens, or the layout has other streams than k and v.
+        BlockMismatch: no block, one that is not a whole number of tokens, or a layout of other streams than k
+            and v.
     """
     _require("streams", _STREAMS, tuple(stream.name for stream in layout.streams))
-    views = [list(_views(block, layout)) for block in blocks]
+    aligned = [b.clone() if b.storage_offset() % layout.dtype.itemsize else b for b in blocks]
+    if not aligned:
+        raise BlockMismatch("blocks", "at least one block", 0)
+    views = [list(_views(block, layout)) for block in aligned]
     keys, values = (torch.cat(rows, dim=1).transpose(1, 2) for rows in zip(*views, strict=True))
     return DynamicCache(list(zip(keys[:, None], values[:, None], strict=True)))
 
