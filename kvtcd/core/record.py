@@ -29,6 +29,7 @@ _FIXED = struct.Struct("<4sHBBHBBI24s32s16s8s32sQ32sQQQQQ32s")
 _HAS_PARENT, _HAS_FIRST = 1, 2
 _PLAINTEXT = 0
 _MAX_KEY = 64
+MAX_ENVELOPE_BYTES = _FIXED.size + _MAX_KEY + MAX_SALT + MAC_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,7 +163,9 @@ class Service:
         """
         if self.draining:
             raise Busy("a stopping daemon", 5.0)
-        batch = Batch(self._driver, self._memory, self._registry, namespace, salt, deadline)
+        batch = Batch(
+            self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline
+        )
         try:
             yield batch
         finally:

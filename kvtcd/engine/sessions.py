@@ -99,6 +99,7 @@ class Batch:
         driver: Driver,
         memory: Memory,
         registry: Registry,
+        *,
         namespace: Namespace,
         salt: bytes,
         deadline: float,

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kvtcd.core import events as ev
 from kvtcd.core import record as records
@@ -84,7 +85,7 @@ class Tenancy:
         return True
 
     async def _recover_blocks(self, tenant: Tenant) -> None:
-        """Rebuild the index from envelopes alone; a record that fails its MAC or belongs nowhere is dropped."""
+        """Rebuild the index from envelopes alone; what fails its MAC or belongs nowhere is dropped."""
         assert tenant.writer is not None, "only tenants with an environment are recovered"
         known = {ns.digest: ns for ns in tenant.namespaces.values()}
 
@@ -104,17 +105,17 @@ class Tenancy:
                     refused.append(key)
                     continue
                 event = ev.Recovered(
-                    key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint, envelope.parent
+                    key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint,
+                    envelope.parent,
                 )  # fmt: skip
                 found.append((envelope.created, event))
-            found.sort(
-                key=lambda pair: pair[0]
-            )  # the order of use is not kept, so the order of storing stands in
+            found.sort(key=lambda pair: pair[0])  # for the order of use, which is not kept
             return found, refused
 
         found, refused = await tenant.writer.exclusive(read)
         for key in refused:
-            await tenant.writer.drop(key)
+            with suppress(StoreFailed):  # logged by the writer; the record is refused again at the next start
+                await tenant.writer.drop(key)
         for number, (_, event) in enumerate(found):
             self._driver.tell(event)
             if number % 1000 == 0:

@@ -1,0 +1,116 @@
+"""Configuration and policy files: defaults, refusals, and that the shipped files say what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvtcd import config
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.policy import Policy, governing
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_example_equals_the_defaults() -> None:
+    assert config.load(ROOT / "config.example.toml") == config.load(None)
+
+
+def test_every_field_is_in_the_example() -> None:
+    text = (ROOT / "config.example.toml").read_text()
+    for section, table in config.Config.model_fields.items():
+        assert section in text
+        for name in getattr(table.annotation, "model_fields", {}):
+            assert f"\n{name} = " in text, f"[{section}] {name} is not explained"
+
+
+def test_balanced_is_what_holds_without_a_policy_file() -> None:
+    assert config.load_policies((ROOT / "policies" / "balanced.toml",)) == config.load_policies(())
+
+
+def test_a_dump_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[host]\ncapacity = "3 MiB"\n[daemon]\nstate = "s"\nstop_seconds = 2.5\n')
+    read = config.load(path)
+    again = tmp_path / "again.toml"
+    again.write_text(config.dump(read))
+
+    assert config.load(again) == read
+    assert read.host.capacity == 3 << 20
+    assert read.daemon.state == tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("x", "", "is not TOML"),
+        ("[host]\ncapacity = 'lots'", "host.capacity", "is not a size"),
+        ("[host]\ncapacity = 5", "host.capacity", "greater than or equal"),
+        ("[host]\ncapacity = true", "host.capacity", "valid integer"),
+        ("[hosts]\n", "hosts", "is not a known field"),
+        ("host = 3", "host", "is not a table"),
+        ("[daemon]\nstop_seconds = 0", "daemon.stop_seconds", "greater than 0"),
+    ],
+)
+def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field, why) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as error:
+        config.load(path)
+
+    assert (error.value.path, error.value.field) == (str(path), field)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("[codec]\nname = 'zip'", "codec.name", "'kvtc' or 'lossless'"),
+        ("[codec]\nratio = 12", "codec.ratio", "8, 16, 32 or 64"),
+        ("[tiers]\nhost = {high = 0.5, low = 0.6}", "tiers.host", "low 0.6 is above high 0.5"),
+        ("[tiers]\nremote = {}", "tiers.remote", "is not a known field"),
+        ("[tenant]\nname = 'x'", "tenant", "is not a known field"),
+        ("[match]\ntenant = 'x'", "match.tenant", "is not a known field"),
+    ],
+)
+def test_a_wrong_policy_names_file_field_and_reason(tmp_path, text, field, why) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as error:
+        config.load_policy(path)
+
+    assert (error.value.path, error.value.field) == (str(path), field)
+    assert why in str(error.value)
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent.toml: cannot be read: No such file"):
+        config.load(tmp_path / "absent.toml")
+
+
+def test_the_last_policy_must_match_everything(tmp_path: Path) -> None:
+    path = tmp_path / "narrow.toml"
+    path.write_text("[match]\nmodel = 'llama*'\n")
+
+    with pytest.raises(ConfigError, match="must match everything"):
+        config.load_policies((path,))
+
+
+def test_the_first_policy_that_fits_governs(tmp_path: Path) -> None:
+    narrow = tmp_path / "narrow.toml"
+    narrow.write_text("[match]\nmodel = 'llama*'\n[codec]\nratio = 8\n")
+    policies = config.load_policies((narrow, ROOT / "policies" / "balanced.toml"))
+
+    chosen = governing(policies, namespace="a", engine="e", model="llama-3")
+    other = governing(policies, namespace="a", engine="e", model="qwen")
+
+    assert (chosen.name, chosen.codec.ratio) == ("narrow", 8)
+    assert other == Policy("balanced")
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1, "1 B"), (1 << 20, "1 MiB"), (3 << 30, "3 GiB")])
+def test_sizes_are_shown_as_they_are_read(nbytes: int, text: str) -> None:
+    assert config.show_bytes(nbytes) == text
