@@ -106,9 +106,9 @@ class Catalog:
 
     def _put(self, put: ev.Put) -> None:
         host = self.residents.shelves[Tier.HOST]
-        if put.key in self.residents.entries:
-            self.room.refuse(put)
-        elif host.footprint(put.nbytes) > host.capacity:
+        if self.room.known(put):
+            return
+        if host.footprint(put.nbytes) > host.capacity:
             self._deny(put.ticket, Reason.TOO_LARGE)
         else:
             self.room.puts[put.ticket] = put

@@ -12,6 +12,7 @@
     ├── IdentityConflict        name and identity are taken, but not together
     ├── NotFound                no such block for this tenant
     ├── Busy                    over a bound for now; `retry_after` seconds
+    │   └── Stopping            the daemon takes nothing new, it is about to end
     ├── TooLarge                over a limit that waiting will not move
     ├── DeadlineExceeded        the caller's time ran out
     ├── Corrupt                 bytes at rest or on the wire that break their own rules
@@ -113,6 +114,14 @@ class Busy(KvtcdError):
     def __init__(self, what: str, retry_after: float = 1.0) -> None:
         self.what, self.retry_after = what, retry_after
         super().__init__(f"{what} is at its bound; try again in {retry_after:g} s")
+
+
+class Stopping(Busy):
+    """The daemon is about to end; its successor may be there soon."""
+
+    def __init__(self, retry_after: float = 5.0) -> None:
+        self.what, self.retry_after = "daemon", retry_after
+        KvtcdError.__init__(self, f"the daemon is stopping; try again in {retry_after:g} s")
 
 
 class TooLarge(KvtcdError):

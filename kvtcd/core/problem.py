@@ -46,6 +46,7 @@ KINDS = (
     Kind(errors.BlockMismatch, 422, "Not a block of this namespace", ("what", "want", "got")),
     Kind(errors.StoreFailed, 500, "Disk tier failed", ("op", "code")),
     Kind(errors.Busy, 503, "Busy", ("what", "retry_after")),
+    Kind(errors.Stopping, 503, "Stopping", ("what", "retry_after")),
     Kind(errors.DeadlineExceeded, 504, "Deadline exceeded", ("what", "seconds")),
     Kind(errors.StoreFull, 507, "Disk full", ("op", "code")),
 )

@@ -102,6 +102,10 @@ class Shelf:
         projected = self.used - self.leaving + need
         return projected - self.low if projected > self.high else 0
 
+    def shortfall(self, need: int) -> int:
+        """Return the bytes to move out so that `need` more just fit."""
+        return max(0, self.used - self.leaving + need - self.capacity)
+
 
 class Residents:
     """All blocks and their copies, and the actions that keep the tiers in step with them.

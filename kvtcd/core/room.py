@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from kvtcd.core.events import Deny, Grant, Put, Reason, Tier
 from kvtcd.core.keys import RecordKey
@@ -37,15 +38,23 @@ class Room:
         self.promotions.pop(key, None)
         self.demotions.pop(key, None)
 
-    def refuse(self, put: Put) -> None:
-        """Deny a put of a block that is already known."""
+    def known(self, put: Put) -> bool:
+        """Answer a put of a block that is here or on its way in; tell whether that was so.
+
+        A block that is just going, deleted or damaged, is not known: its successor waits until it has gone.
+        """
         residents = self._residents
+        entry = residents.entries.get(put.key)
+        if entry is None or entry.doomed:
+            return False
         if residents.tiers(put.key):
             residents.touch(put.key)
-            reason = Reason.DUPLICATE
-        else:
-            reason = Reason.DELETED if residents.entries[put.key].doomed else Reason.FILLING
-        residents.actions.append(Deny(put.ticket, reason))
+            residents.actions.append(Deny(put.ticket, Reason.DUPLICATE))
+            return True
+        if any(copy.state is State.FILLING for copy in entry.copies.values()):
+            residents.actions.append(Deny(put.ticket, Reason.FILLING))
+            return True
+        return False
 
     def too_large_below(self, key: RecordKey) -> bool:
         """Tell whether the bound of a block's packed size is over the whole disk tier."""
@@ -78,14 +87,13 @@ class Room:
         """Grant what finds room, in order; return the bytes the first one without room needs."""
         residents = self._residents
         host = residents.shelves[Tier.HOST]
-        while self.puts:
-            ticket, put = next(iter(self.puts.items()))
+        for ticket, put in list(self.puts.items()):
             need = host.footprint(put.nbytes)
-            if put.key in residents.entries:
-                self.refuse(put)
-            elif not host.fits(need):
-                return need
-            else:
+            if not self.known(put):
+                if put.key in residents.entries:
+                    continue
+                if not host.fits(need):
+                    return need
                 entry = Entry(put.namespace, put.tokens, put.nbytes, put.parent, put.supersedes)
                 entry.behind, entry.packable = put.behind, put.packable
                 residents.admit(put.key, entry, Tier.HOST, Copy(State.FILLING, need))
@@ -96,7 +104,10 @@ class Room:
     def _relieve_host(self, wanted: int) -> int:
         """Move the coldest down, or drop what is safe below; return the disk bytes one of them lacks."""
         residents = self._residents
-        for key in residents.victims(Tier.HOST, residents.shelves[Tier.HOST].excess(wanted)):
+        host = residents.shelves[Tier.HOST]
+        # Moving down ahead of need costs little; losing ahead of need would cost hits.
+        excess = host.excess(wanted) if Tier.DISK in residents.shelves else host.shortfall(wanted)
+        for key in residents.victims(Tier.HOST, excess):
             entry = residents.entries[key]
             if entry.ready(Tier.DISK):
                 residents.drop(key, Tier.HOST)
@@ -110,7 +121,8 @@ class Room:
 
     def _start_demotions(self) -> int:
         """Start queued demotions; return the disk bytes the first one without room needs."""
-        for key in list(self.demotions):
+        # A look at the head is enough: what is passed over there moves already, and its end brings us back.
+        for key in tuple(islice(self.demotions, 2 * self._max_demotions)):
             if self.demoting >= self._max_demotions:
                 break
             entry = self._residents.entries[key]

@@ -80,6 +80,11 @@ class Stored:
     envelope: bytes
     blob_bytes: int
 
+    @property
+    def footprint(self) -> int:
+        """Bytes this record occupies."""
+        return footprint(len(self.envelope), self.blob_bytes)
+
 
 def check_key(key: bytes) -> None:
     """Raise ValueError unless `key` has the length of a record key."""

@@ -1,0 +1,5 @@
+"""``python -m kvtcd``."""
+
+from kvtcd.cli import main
+
+main()

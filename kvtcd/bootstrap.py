@@ -1,0 +1,134 @@
+"""The only place that names concrete classes: puts a daemon together, runs it, takes it down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import torch
+from sdnotify import SystemdNotifier
+
+from kvtcd.api.app import create_app, start
+from kvtcd.api.limits import Limits
+from kvtcd.codec import choose
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.config import Config, load_policies, show_bytes
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.events import Tier
+from kvtcd.core.identity import Identity
+from kvtcd.core.policy import CodecChoice, Policy
+from kvtcd.core.record import MAX_ENVELOPE_BYTES
+from kvtcd.core.replacement import Lru
+from kvtcd.core.residency import Shelf
+from kvtcd.engine.driver import Driver
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.mover import Lanes, Mover
+from kvtcd.engine.namespaces import Registry
+from kvtcd.engine.ports import Codec
+from kvtcd.engine.service import Service
+from kvtcd.engine.tenancy import Tenancy
+from kvtcd.tiers.disk import Environment, Put, footprint
+from kvtcd.tiers.memory import GRANULE, HostMemory
+from kvtcd.tiers.state import StateDirectory
+
+_log = logging.getLogger(__name__)
+FETCHERS = 2
+"""Threads that read records: two hide the disk behind the checks."""
+
+
+@asynccontextmanager
+async def service(config: Config) -> AsyncIterator[Service]:
+    """Run a daemon without its HTTP server; leaving stops it within ``daemon.stop_seconds``.
+
+    Raises:
+        ConfigError: a policy file or the state directory cannot be used.
+        AlreadyRunning: another process holds the state directory.
+    """
+    policies = load_policies(config.policies)
+    os.umask(0o077)
+    torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
+    state = await asyncio.to_thread(StateDirectory, config.daemon.state)
+    try:
+        built = _assemble(config, policies, state)
+        try:
+            for tag in await built.recover(list(state.tenants())):
+                _log.warning("tenant %s belongs to another master key and is removed", tag)
+                built.metrics.foreign.inc()
+                await asyncio.to_thread(state.remove_tenant, tag)
+            yield built
+        finally:
+            await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * 0.8)
+    finally:
+        state.close()
+
+
+def _assemble(config: Config, policies: tuple[Policy, ...], state: StateDirectory) -> Service:
+    memory = HostMemory(config.host.capacity)
+    marks = policies[-1]
+    shelves = {Tier.HOST: Shelf(memory.capacity, marks.host.high, marks.host.low, Lru(), granule=GRANULE)}
+    if config.disk.capacity:
+        shelves[Tier.DISK] = Shelf(config.disk.capacity, marks.disk.high, marks.disk.low, Lru())
+    metrics, registry = Metrics(), Registry()
+    lanes = Lanes(promote=Lane("promote"), demote=Lane("demote"), fetch=Lane("fetch", FETCHERS))
+    catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)))
+    driver = Driver(catalog, memory, Mover(memory, Put, lanes, metrics, footprint), registry, metrics)
+    profiles = ProfileFolder(config.codec.profiles)
+
+    def codec(identity: Identity, choice: CodecChoice) -> Codec:
+        return choose.codec_for(identity, choice, profiles)
+
+    def open_environment(tag: str) -> Environment:
+        return Environment(state.tenant(tag), quota=config.disk.capacity)
+
+    tenancy = Tenancy(
+        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=policies, master=state.master_key(),
+        codecs=codec, open_environment=open_environment if config.disk.capacity else None,
+    )  # fmt: skip
+    return Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+
+
+async def serve(config: Config) -> None:
+    """Run a daemon until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError, AlreadyRunning: it could not be started.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    notify = SystemdNotifier()
+    async with service(config) as running:
+        app = create_app(running, _limits(config))
+        runner = await start(app, config.daemon.socket)
+        try:
+            _log.info(
+                "ready on %s with %s of host memory and %s of disk",
+                config.daemon.socket, show_bytes(config.host.capacity), show_bytes(config.disk.capacity),
+            )  # fmt: skip
+            notify.notify("READY=1")
+            await stop.wait()
+            _log.info("stopping")
+            notify.notify("STOPPING=1")
+            running.draining = True
+        finally:
+            await runner.cleanup()
+            _unlink(config.daemon.socket)
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        connections=config.limits.connections,
+        in_flight=config.limits.in_flight,
+        tenant_in_flight=config.limits.tenant_in_flight,
+    )
+
+
+def _unlink(socket: Path) -> None:
+    socket.unlink(missing_ok=True)

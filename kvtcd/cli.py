@@ -1,0 +1,136 @@
+"""The command line. Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 75 already running."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtcd import __version__, config
+from kvtcd.core.errors import AlreadyRunning, ConfigError, KvtcdError, Unavailable
+
+app = typer.Typer(
+    name="kvtcd",
+    help="Keep language-model KV cache in tiers, compressed by a calibrated transform codec.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+policies = typer.Typer(help="Policy files.", no_args_is_help=True)
+app.add_typer(policies, name="policy")
+profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
+app.add_typer(profiles, name="profile")
+
+EXIT_CODES = {ConfigError: 2, Unavailable: 69, AlreadyRunning: 75}
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="config.toml; without it, the defaults.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
+
+
+def _version(*, show: bool) -> None:
+    if show:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *, version: Annotated[bool, typer.Option("--version", callback=lambda show: _version(show=show))] = False
+) -> None:
+    del version  # answered by its callback
+
+
+@app.command()
+def serve(path: ConfigOption = None) -> None:
+    """Run the daemon until SIGTERM."""
+    settings = config.load(path)
+    logging.basicConfig(
+        level=settings.daemon.log_level.upper(),
+        format="%(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    from kvtcd import bootstrap  # noqa: PLC0415 - torch is loaded for the commands that need it
+
+    asyncio.run(bootstrap.serve(settings))
+
+
+@app.command()
+def check(path: ConfigOption = None) -> None:
+    """Print the configuration in effect, and check the policy files it names."""
+    settings = config.load(path)
+    governing = config.load_policies(settings.policies)
+    typer.echo(config.dump(settings), nl=False)
+    typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
+
+
+@policies.command("check")
+def policy_check(file: Annotated[Path, typer.Argument(help="A policy file.")]) -> None:
+    """Check one policy file."""
+    policy = config.load_policy(file)
+    typer.echo(f"{file}: ok ({policy.codec.name}, disk written {policy.disk.write})")
+
+
+@app.command()
+def calibrate(
+    *,
+    model: Annotated[
+        str, typer.Option(help="Alias (smollm2, qwen05, qwen15) or folder of a transformers model.")
+    ],
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="Text or JSONL file, several allowed; without any, the built-in mix."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=256, help="Tokens to calibrate on.")] = 60_000,
+    out: Annotated[
+        Path | None, typer.Option(help="File or folder for the profile; default: the cache folder.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Fit the transform of a model on texts and write its profile."""
+    from kvtcd.lab import calibrate as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(model=model, texts=text or [], tokens=tokens, out=out, json=json)
+
+
+@profiles.command("show")
+def profile_show(
+    file: Annotated[Path, typer.Argument(help="A profile.")],
+    *,
+    plot: Annotated[Path | None, typer.Option(help="Draw spectrum and plans into this PNG or SVG.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show spectrum, plans and ratios of a profile."""
+    from kvtcd.lab import profile_view  # noqa: PLC0415 - torch
+
+    profile_view.command(file, plot=plot, json=json)
+
+
+@app.command()
+def demo(
+    *,
+    model: Annotated[str, typer.Option(help="Alias or folder of a transformers model.")] = "smollm2",
+    document: Annotated[Path | None, typer.Option(help="A text to read; default: a built-in one.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="A profile; default: calibrated once and cached.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    json: JsonOption = None,
+) -> None:
+    """Show the whole way on a real model: read, store, restart, fetch, answer, continue."""
+    from kvtcd.lab import demo as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(model=model, document=document, profile=profile, threads=threads, json=json)
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on stderr."""
+    try:
+        app()
+    except KvtcdError as error:
+        typer.echo(f"kvtcd: {error}", err=True)
+        sys.exit(next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), 1))

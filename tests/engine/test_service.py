@@ -1,0 +1,382 @@
+"""The service without HTTP, on a real disk tier and a toy codec."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from support.invariants import check
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
+
+from kvtcd.core.errors import (
+    BlockMismatch,
+    Busy,
+    DeadlineExceeded,
+    IdentityConflict,
+    NotFound,
+    UnknownNamespace,
+)
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import EngineKey, chain
+from kvtcd.core.policy import DiskTier, HostTier, Policy
+from kvtcd.engine.service import PutItem
+
+pytestmark = pytest.mark.asyncio
+TENANT = "uid:1"
+
+
+def soon(seconds: float = 10.0) -> float:
+    return asyncio.get_running_loop().time() + seconds
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(number.to_bytes(32, "big"))
+
+
+async def store(service, ns, items, *, salt=b"", durable=False, deadline=None):
+    """Store {key: bytes} as independent blocks."""
+    async with service.batch(ns, salt, deadline or soon()) as batch:
+        for number, data in items.items():
+            tokens = len(data) // LAYOUT.token_bytes
+            slot = await batch.reserve(PutItem(key(number), tokens, len(data), first_token=0))
+            if slot is not None:
+                slot.write(memoryview(data))
+        return await batch.commit(durable=durable)
+
+
+async def fetch(service, ns, number, *, salt=b"") -> bytes:
+    async with service.read(ns, key(number), salt, soon()) as lease:
+        return b"".join(bytes(p) for p in lease.pieces())
+
+
+async def test_a_block_comes_back_from_host_and_from_disk(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        results = await store(toy.service, ns, {1: block(1)}, durable=True)
+        from_host = await fetch(toy.service, ns, 1)
+        await toy.service.demote(ns, [key(1)], b"", soon())
+        on_disk = toy.service.match(ns, [key(1)], b"")
+        from_disk = await fetch(toy.service, ns, 1)
+
+    assert [(r.key, r.outcome) for r in results] == [(key(1), "stored")]
+    assert from_host == from_disk == block(1)
+    assert (on_disk[0].tier, on_disk[0].tokens) == (Tier.DISK, BLOCK_TOKENS)
+
+
+async def test_blocks_and_namespaces_survive_a_restart(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {i: block(i) for i in range(5)})
+    async with toy_service(tmp_path) as toy:
+        ns = toy.service.namespace(TENANT, "n")
+        assert ns.identity == IDENTITY
+        assert [await fetch(toy.service, ns, i) for i in range(5)] == [block(i) for i in range(5)]
+        check(toy.catalog)
+
+
+async def test_an_undurable_stop_loses_blocks_but_never_bytes(tmp_path) -> None:
+    policy = Policy("none", disk=DiskTier(write="evict"), flush="none")
+    async with toy_service(tmp_path, policy=policy) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1)})
+        await store(toy.service, ns, {2: block(2)}, durable=True)
+    async with toy_service(tmp_path, policy=policy) as toy:
+        ns = toy.service.namespace(TENANT, "n")
+        with pytest.raises(NotFound):
+            await fetch(toy.service, ns, 1)
+        assert await fetch(toy.service, ns, 2) == block(2)
+
+
+async def test_a_host_that_is_too_small_moves_the_coldest_down(tmp_path) -> None:
+    policy = Policy("evict", host=HostTier(1.0, 0.8), disk=DiskTier(write="evict"))
+    async with toy_service(tmp_path, host=5 * BLOCK_BYTES, policy=policy) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        for i in range(20):
+            results = await store(toy.service, ns, {i: block(i)})
+            assert results[0].outcome == "stored"
+            check(toy.catalog)
+        assert [await fetch(toy.service, ns, i) for i in range(20)] == [block(i) for i in range(20)]
+        check(toy.catalog)
+
+
+async def test_a_batch_larger_than_the_host_is_stored_all_the_same(tmp_path) -> None:
+    async with toy_service(tmp_path, host=3 * BLOCK_BYTES) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        results = await store(toy.service, ns, {i: block(i) for i in range(10)})
+        assert [r.outcome for r in results] == ["stored"] * 10
+        assert [await fetch(toy.service, ns, i) for i in range(10)] == [block(i) for i in range(10)]
+
+
+async def test_what_follows_a_block_is_known_when_it_is_packed(tmp_path) -> None:
+    tokens = list(range(4 * BLOCK_TOKENS + 3))
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        async with toy.service.batch(ns, b"", soon()) as batch:
+            for number, link in enumerate(chain(ns.digest, tokens, BLOCK_TOKENS)):
+                data = block(number, link.tokens)
+                slot = await batch.reserve(PutItem(link.key, link.tokens, len(data), link.first))
+                slot.write(memoryview(data))
+            await batch.commit(durable=True)
+        (codec,) = toy.codecs
+    afters = [codec.afters[block(n, BLOCK_TOKENS if n < 4 else 3)] for n in range(5)]
+    assert afters == [3 * 16 + 3, 2 * 16 + 3, 16 + 3, 3, 0]
+
+
+async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
+    tokens = list(range(100, 100 + 2 * BLOCK_TOKENS + 5))
+
+    async def put(service, ns, sequence, supersedes=None):
+        links = list(chain(ns.digest, sequence, BLOCK_TOKENS))
+        async with service.batch(ns, b"", soon()) as batch:
+            for link in links:
+                data = block(link.tokens, link.tokens)
+                item = PutItem(link.key, link.tokens, len(data), link.first, link.parent, supersedes)
+                slot = await batch.reserve(item)
+                if slot is not None:
+                    slot.write(memoryview(data))
+            await batch.commit(durable=True)
+        return links
+
+    async with toy_service(tmp_path) as toy:
+        service = toy.service
+        ns = await service.register(TENANT, "n", IDENTITY)
+        links = await put(service, ns, tokens)
+        longer = service.match_tokens(ns, [*tokens, 7, 8, 9], b"")
+        same = service.match_tokens(ns, tokens, b"")
+        diverging = service.match_tokens(ns, [*tokens[:-1], 0, 0], b"")
+        short = await put(service, ns, [1, 2, 3])
+        of_short = service.match_tokens(ns, [1, 2, 3, 4], b"")
+        grown = [*tokens, *range(11)]
+        full = await put(service, ns, grown, supersedes=links[-1].key)
+        superseded = service.match(ns, [links[-1].key], b"")
+
+    assert [m.key for m in longer] == [m.key for m in same] == [link.key for link in links]
+    assert [m.tokens for m in longer] == [16, 16, 5]
+    assert [m.tokens for m in diverging] == [16, 16]
+    assert [m.key for m in of_short] == [short[0].key]
+    assert superseded[0].tier is None, "the full block takes the place of its partial sibling"
+    assert full[2].tokens == BLOCK_TOKENS
+
+
+async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1), 2: block(2)})
+        await toy.service.demote(ns, [key(1), key(2)], b"", soon())
+        tenant = toy.service._registry.tenants[TENANT]
+        records = {s.key: tenant.writer.environment.read(s.key) for s in tenant.writer.environment.scan()}
+        (a, (envelope_a, blob_a)), (b, (envelope_b, blob_b)) = records.items()
+        from kvtcd.tiers.disk import Put
+
+        blob_a[len(blob_a) // 2] ^= 1
+        await tenant.writer.exclusive(lambda env: env.write([Put(a, envelope_a, blob_a)], []))
+        await tenant.writer.exclusive(lambda env: env.write([Put(b, envelope_a, blob_a)], []))
+        for number in (1, 2):
+            with pytest.raises(NotFound):
+                await fetch(toy.service, ns, number)
+        gone = toy.service.match(ns, [key(1), key(2)], b"")
+        text = toy.service.metrics_text().decode()
+        stored = await store(toy.service, ns, {1: block(1)}, durable=True)
+        check(toy.catalog)
+
+    assert [m.tier for m in gone] == [None, None]
+    assert 'kvtcd_damaged_records_total{error="BadChecksum"} 1.0' in text
+    assert 'kvtcd_damaged_records_total{error="WrongRecord"} 1.0' in text
+    assert stored[0].outcome == "stored"
+
+
+async def test_tenants_never_meet(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ours = await toy.service.register("uid:1", "n", IDENTITY)
+        theirs = await toy.service.register("uid:2", "n", IDENTITY)
+        await store(toy.service, ours, {1: block(1)}, durable=True)
+        await store(toy.service, ours, {2: block(2)}, salt=b"s", durable=True)
+        assert toy.service.match(theirs, [key(1)], b"")[0].tier is None
+        assert toy.service.match(ours, [key(2)], b"")[0].tier is None
+        assert toy.service.match(ours, [key(2)], b"s")[0].tier is Tier.HOST
+        with pytest.raises(NotFound):
+            await fetch(toy.service, theirs, 1)
+        with pytest.raises(UnknownNamespace):
+            toy.service.namespace("uid:3", "n")
+
+
+async def test_a_purge_leaves_no_byte_and_spares_the_neighbours(tmp_path) -> None:
+    from dataclasses import replace
+
+    marker = b"purge-me" * (BLOCK_BYTES // 8)
+    async with toy_service(tmp_path) as toy:
+        one = await toy.service.register(TENANT, "one", IDENTITY)
+        two = await toy.service.register(TENANT, "two", replace(IDENTITY, model="other"))
+        toy.codecs[0].encode = lambda raw, **kw: _stored(toy.codecs[0], raw, **kw)
+        await store(toy.service, one, {1: marker}, durable=True)
+        await store(toy.service, two, {1: block(1)}, durable=True)
+        assert any(marker[:64] in p.read_bytes() for p in tmp_path.rglob("data.mdb"))
+        removed = await toy.service.purge(TENANT, "one")
+        left = [p for p in tmp_path.rglob("*") if p.is_file() and marker[:64] in p.read_bytes()]
+        with pytest.raises(UnknownNamespace):
+            toy.service.namespace(TENANT, "one")
+        with pytest.raises(UnknownNamespace):
+            await store(toy.service, one, {1: marker})
+        assert await fetch(toy.service, two, 1) == block(1)
+    assert (removed, left) == (1, [])
+
+
+def _stored(codec, raw, *, tokens, first_token, after):
+    from support.toy import ToyPacked
+
+    from kvtcd.core import blob as blobs
+
+    header = blobs.Header(
+        blobs.CodecId.LOSSLESS, 1, LAYOUT.dtype, LAYOUT.digest, tokens, len(raw), first_token
+    )
+    run = blobs.Run(blobs.Kind.RAW, 255, 0, 0, tokens, len(raw), data=bytes(raw))
+    return ToyPacked(blobs.assemble(header, [run]))
+
+
+async def test_a_name_belongs_to_one_identity(tmp_path) -> None:
+    from dataclasses import replace
+
+    async with toy_service(tmp_path) as toy:
+        first = await toy.service.register(TENANT, "n", IDENTITY)
+        again = await toy.service.register(TENANT, "n", IDENTITY)
+        with pytest.raises(IdentityConflict, match="differs in weights"):
+            await toy.service.register(TENANT, "n", replace(IDENTITY, weights="cd" * 32))
+        with pytest.raises(IdentityConflict, match="already registered as namespace 'n'"):
+            await toy.service.register(TENANT, "m", IDENTITY)
+    assert first is again
+
+
+@pytest.mark.parametrize(
+    ("tokens", "nbytes"), [(0, 0), (BLOCK_TOKENS, BLOCK_BYTES - 1), (BLOCK_TOKENS + 1, LAYOUT.nbytes(17))]
+)
+async def test_a_block_of_another_shape_is_refused(tmp_path, tokens, nbytes) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        async with toy.service.batch(ns, b"", soon()) as batch:
+            with pytest.raises(BlockMismatch):
+                await batch.reserve(PutItem(key(1), tokens, nbytes))
+
+
+async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
+    async with toy_service(tmp_path, disk=0) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        for _ in range(100):
+            with pytest.raises(ConnectionError):
+                async with toy.service.batch(ns, b"", soon()) as batch:
+                    slot = await batch.reserve(PutItem(key(1), BLOCK_TOKENS, BLOCK_BYTES))
+                    slot.write(memoryview(block(1)[:100]))
+                    raise ConnectionError
+        assert len(toy.catalog.residents.entries) == 0
+        assert toy.catalog.residents.shelves[Tier.HOST].used == 0
+        with pytest.raises(NotFound):
+            await fetch(toy.service, ns, 1)
+
+
+async def test_a_put_without_room_is_refused_in_time(tmp_path) -> None:
+    async with toy_service(tmp_path, host=2 * BLOCK_BYTES, disk=0) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1), 2: block(2)})
+        async with toy.service.read(ns, key(1), b"", soon()), toy.service.read(ns, key(2), b"", soon()):
+            with pytest.raises(Busy):
+                await store(toy.service, ns, {3: block(3)}, deadline=soon(0.05))
+        results = await store(toy.service, ns, {3: block(3)})
+        check(toy.catalog)
+    assert results[0].outcome == "stored"
+
+
+async def test_a_codec_that_breaks_costs_one_block_not_the_daemon(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        toy.codecs[0].fail = ZeroDivisionError("bug")
+        results = await store(toy.service, ns, {1: block(1)}, durable=True)
+        toy.codecs[0].fail = None
+        assert await fetch(toy.service, ns, 1) == block(1)
+        await store(toy.service, ns, {2: block(2)}, durable=True)
+        text = toy.service.metrics_text().decode()
+        check(toy.catalog)
+    assert (results[0].outcome, results[0].reason) == ("dropped", "failed")
+    assert 'kvtcd_internal_errors_total{where="mover"} 1.0' in text
+
+
+async def test_one_promotion_serves_all_who_wait(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1)})
+        await toy.service.demote(ns, [key(1)], b"", soon())
+        bodies = await asyncio.gather(*(fetch(toy.service, ns, 1) for _ in range(50)))
+        text = toy.service.metrics_text().decode()
+    assert bodies == [block(1)] * 50
+    assert 'kvtcd_moves_total{direction="disk-host",outcome="moved"} 1.0' in text
+
+
+async def test_readers_who_leave_keep_no_pin(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {i: block(i) for i in range(8)})
+        await toy.service.demote(ns, [key(i) for i in range(8)], b"", soon())
+        rng = random.Random(1)
+        tasks = [asyncio.create_task(fetch(toy.service, ns, rng.randrange(8))) for _ in range(200)]
+        for task in tasks:
+            if rng.random() < 0.5:
+                await asyncio.sleep(0)
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await toy.service._driver.idle()
+        check(toy.catalog)
+        assert all(entry.pins == 0 for entry in toy.catalog.residents.entries.values())
+
+
+async def test_many_are_read_in_order_with_misses_between(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {i: block(i) for i in range(0, 10, 2)})
+        await toy.service.demote(ns, [key(i) for i in range(0, 10, 2)], b"", soon())
+        found = []
+        async for engine_key, lease in toy.service.read_many(ns, [key(i) for i in range(10)], b"", soon()):
+            body = b"".join(bytes(p) for p in lease.pieces()) if lease else None
+            found.append((engine_key, body))
+        assert all(entry.pins == 0 for entry in toy.catalog.residents.entries.values())
+    assert found == [(key(i), block(i) if i % 2 == 0 else None) for i in range(10)]
+
+
+async def test_a_durable_put_that_is_not_packed_in_time_says_so_and_stays(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        toy.codecs[0].gate.clear()
+        with pytest.raises(DeadlineExceeded):
+            await store(toy.service, ns, {1: block(1)}, durable=True, deadline=soon(0.05))
+        toy.codecs[0].gate.set()
+        assert await fetch(toy.service, ns, 1) == block(1)
+
+
+async def test_a_service_against_a_dict(tmp_path) -> None:
+    """Random traffic of several clients over a host of five blocks: right bytes or a miss, never others."""
+    policy = Policy("small", host=HostTier(0.9, 0.6), disk=DiskTier(high=0.9, low=0.7))
+    async with toy_service(tmp_path, host=5 * BLOCK_BYTES, disk=40 * BLOCK_BYTES, policy=policy) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        hits = 0
+
+        async def client(seed: int) -> None:
+            nonlocal hits
+            rng = random.Random(seed)
+            for _ in range(60):
+                number = rng.randrange(30)
+                choice = rng.random()
+                if choice < 0.4:
+                    await store(toy.service, ns, {number: block(number)})
+                elif choice < 0.9:
+                    try:
+                        assert await fetch(toy.service, ns, number) == block(number)
+                        hits += 1
+                    except NotFound:
+                        pass
+                else:
+                    await toy.service.delete(ns, [key(number)], b"")
+
+        await asyncio.gather(*(client(seed) for seed in range(8)))
+        await toy.service._driver.idle()
+        check(toy.catalog)
+        assert hits > 50
+        environment = toy.service._registry.tenants[TENANT].writer.environment
+        assert environment.used == toy.catalog.residents.shelves[Tier.DISK].used

@@ -1,0 +1,138 @@
+"""A codec that shrinks by a known factor, and a service around it: small, exact, fast."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtcd.core import blob as blobs
+from kvtcd.core.blob import CodecId, Header, Kind, Run
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.errors import BadField
+from kvtcd.core.events import Tier
+from kvtcd.core.identity import Identity, Rope, RopeKind
+from kvtcd.core.layout import Dtype, kv_layout
+from kvtcd.core.policy import Policy
+from kvtcd.core.record import MAX_ENVELOPE_BYTES
+from kvtcd.core.replacement import Lru
+from kvtcd.core.residency import Shelf
+from kvtcd.engine.driver import Driver
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.mover import Lanes, Mover
+from kvtcd.engine.namespaces import Registry
+from kvtcd.engine.service import Service
+from kvtcd.engine.tenancy import Tenancy
+from kvtcd.tiers.disk import Environment, Put, footprint
+from kvtcd.tiers.memory import GRANULE, HostMemory
+from kvtcd.tiers.state import StateDirectory
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
+BLOCK_TOKENS = 16
+IDENTITY = Identity(
+    engine="test", hash_scheme="kvtcd-chain-v1", model="toy", weights="ab" * 32, layout=LAYOUT,
+    rope=Rope(RopeKind.DEFAULT, 10_000.0, 32), block_tokens=BLOCK_TOKENS,
+)  # fmt: skip
+BLOCK_BYTES = LAYOUT.nbytes(BLOCK_TOKENS)
+
+
+def block(seed: int, tokens: int = BLOCK_TOKENS) -> bytes:
+    """Return the raw bytes of a block that zlib shrinks."""
+    return np.random.default_rng(seed).integers(0, 4, LAYOUT.nbytes(tokens), dtype=np.uint8).tobytes()
+
+
+@dataclass(frozen=True)
+class ToyPacked:
+    """What `ToyCodec` returns."""
+
+    blob: bytearray
+    codec: CodecId = CodecId.LOSSLESS
+    reason: str | None = None
+
+
+@dataclass
+class ToyCodec:
+    """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break."""
+
+    identity: Identity
+    name: str = "toy"
+    reason: str | None = None
+    afters: dict[bytes, int] = field(default_factory=dict)
+    fail: Exception | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def encode(self, raw, *, tokens, first_token, after) -> ToyPacked:
+        self.gate.wait(10)
+        if self.fail:
+            raise self.fail
+        body = bytes(raw)
+        self.afters[body] = after
+        packed = zlib.compress(body, 1)
+        header = Header(
+            CodecId.LOSSLESS, 1, LAYOUT.dtype, self.identity.layout.digest, tokens, len(body), first_token
+        )
+        return ToyPacked(blobs.assemble(header, [Run(Kind.RAW, 255, 0, 0, tokens, len(packed), data=packed)]))
+
+    def decode(self, blob, out) -> None:
+        data = zlib.decompressobj().decompress(blob.payload(blob.sections[0]))
+        if len(data) != len(out):
+            raise BadField("blob", "another length")
+        np.copyto(out, np.frombuffer(data, np.uint8))
+
+
+@dataclass
+class ToyService:
+    """A service and what lies below it."""
+
+    service: Service
+    catalog: Catalog
+    memory: HostMemory
+    codecs: list[ToyCodec]
+
+
+@asynccontextmanager
+async def toy_service(
+    path: Path, *, host: int = 64 * BLOCK_BYTES, disk: int = 1 << 30, policy: Policy | None = None, close_s: float = 10
+) -> AsyncIterator[ToyService]:
+    """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there."""
+    import asyncio
+
+    state = StateDirectory(path)
+    policy = policy or Policy("toy")
+    memory, metrics, registry = HostMemory(host), Metrics(), Registry()
+    shelves = {Tier.HOST: Shelf(memory.capacity, policy.host.high, policy.host.low, Lru(), granule=GRANULE)}
+    if disk:
+        shelves[Tier.DISK] = Shelf(disk, policy.disk.high, policy.disk.low, Lru())
+    lanes = Lanes(Lane("promote"), Lane("demote"), Lane("fetch", 2))
+    catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096))
+    driver = Driver(catalog, memory, Mover(memory, Put, lanes, metrics, footprint), registry, metrics)
+    codecs: list[ToyCodec] = []
+
+    def codec(identity, _choice) -> ToyCodec:
+        codecs.append(ToyCodec(identity))
+        return codecs[-1]
+
+    tenancy = Tenancy(
+        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=(policy,), master=state.master_key(),
+        codecs=codec,
+        open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
+    )  # fmt: skip
+    service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+    try:
+        await service.recover(list(state.tenants()))
+        yield ToyService(service, catalog, memory, codecs)
+    finally:
+        await service.close(asyncio.get_running_loop().time() + close_s)
+        state.close()
