@@ -1,0 +1,1 @@
+"""HTTP: the only room with the aiohttp server."""

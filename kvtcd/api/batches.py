@@ -1,0 +1,146 @@
+"""Routes of many blocks: put and get in frames, flush, demote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from aiohttp import web
+
+from kvtcd.api.blocks import applied, put_item
+from kvtcd.api.bodies import declared, json_response, read_json, receive, require_type, send
+from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
+from kvtcd.api.state import IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TENANT
+from kvtcd.core import wire
+from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
+from kvtcd.engine.sessions import Batch, Result, Slot
+
+
+async def put(request: web.Request) -> web.Response:
+    """``POST …/blocks:put``: a frame for each block, a result for each block."""
+    refuse_if_stopping(request)
+    target, limits = Target.of(request), request.app[LIMITS]
+    require_type(request, wire.MEDIA_TYPE)
+    nbytes = declared(request, "batch", limits.batch_bytes)
+    durable = wants_durable(request)
+    with request.app[IN_FLIGHT].take(target.tenant, nbytes):
+        async with request.app[SERVICE].batch(target.namespace, target.salt, target.deadline) as batch:
+            filling = _Filling(batch, limits.batch_blocks)
+            parser = wire.FrameParser(limits.block_bytes)
+            async for piece in receive(request):
+                for part in parser.feed(piece):
+                    if isinstance(part, wire.Head):
+                        await filling.begin(part)
+                    else:
+                        filling.write(part)
+            parser.finish()
+            results = _results(await batch.commit(durable=durable))
+    body = results_to_json(results + filling.overflow)
+    return json_response(body, headers=applied(durable=durable))
+
+
+class _Filling:
+    """Puts the frames of one body into a batch.
+
+    A bound that is met at the first block refuses the whole request. Later ones are dropped instead, since
+    what came before them is worth keeping.
+    """
+
+    def __init__(self, batch: Batch, most: int) -> None:
+        self.overflow: list[BlockResult] = []
+        self._batch, self._most, self._seen = batch, most, 0
+        self._slot: Slot | None = None
+
+    async def begin(self, head: wire.Head) -> None:
+        block = BlockHead.from_json(head.header)
+        self._slot = None
+        self._seen += 1
+        if self._seen > self._most:
+            raise BadRequest("body", f"more than {self._most} blocks")
+        if not self.overflow:
+            try:
+                self._slot = await self._batch.reserve(put_item(block, head.nbytes))
+            except Busy:
+                if self._seen == 1:
+                    raise
+            else:
+                return
+        self.overflow.append(BlockResult(block.key, "dropped", "busy"))
+
+    def write(self, data: memoryview) -> None:
+        if self._slot is not None:
+            self._slot.write(data)
+
+
+async def get(request: web.Request) -> web.StreamResponse:
+    """``POST …/blocks:get``: a frame for each key, in order; what cannot be had in time is a miss."""
+    target, limits = Target.of(request), request.app[LIMITS]
+    keys = await _keys(request)
+    identity = target.namespace.identity
+    with request.app[IN_FLIGHT].take(target.tenant, identity.layout.nbytes(identity.block_tokens)):
+        response = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        sent = 0
+        leases = request.app[SERVICE].read_many(target.namespace, keys, target.salt, target.deadline)
+        try:
+            async with aclosing(leases):  # type: ignore[type-var] # it is an async generator
+                async for key, lease in leases:
+                    if lease is None:
+                        await send(response, wire.head(Found(key).to_json(), 0), limits)
+                    else:
+                        found = Found(key, lease.tokens, lease.tier)
+                        await send(response, wire.head(found.to_json(), lease.nbytes), limits)
+                        for piece in lease.pieces():
+                            await send(response, piece, limits)
+                    sent += 1
+        except DeadlineExceeded:
+            for key in keys[sent:]:
+                await send(response, wire.head(Found(key).to_json(), 0), limits)
+        await response.write_eof()
+        return response
+
+
+async def flush(request: web.Request) -> web.Response:
+    """``POST …/blocks:flush``: on disk before the answer; without ``keys``, the whole namespace."""
+    target = Target.of(request)
+    body = await read_json(request)
+    keys = _bounded(request, keys_from_json(body)) if body else None
+    results = await request.app[SERVICE].flush(target.namespace, keys, target.salt, target.deadline)
+    return json_response(results_to_json(_results(results)))
+
+
+async def demote(request: web.Request) -> web.Response:
+    """``POST …/demote``: to disk and out of the host tier, as an operation."""
+    target = Target.of(request)
+    keys, service = await _keys(request), request.app[SERVICE]
+
+    async def work() -> tuple[BlockResult, ...]:
+        return tuple(_results(await service.demote(target.namespace, keys, target.salt, target.deadline)))
+
+    operation = request.app[OPERATIONS].start(target.tenant, work)
+    location = {"Location": f"/v1/operations/{operation.id}"}
+    return json_response(operation.to_json(), status=202, headers=location)
+
+
+async def operation(request: web.Request) -> web.Response:
+    """``GET /v1/operations/{id}``: how far an operation is."""
+    found = request.app[OPERATIONS].find(request[TENANT], request.match_info["id"])
+    return json_response(found.to_json())
+
+
+async def _keys(request: web.Request) -> list[EngineKey]:
+    return _bounded(request, keys_from_json(await read_json(request)))
+
+
+def _bounded(request: web.Request, keys: list[EngineKey]) -> list[EngineKey]:
+    most = request.app[LIMITS].batch_blocks
+    if len(keys) > most:
+        raise BadRequest("keys", f"{len(keys)} of them; at most {most} in one request")
+    return keys
+
+
+def _results(results: Sequence[Result]) -> list[BlockResult]:
+    return [BlockResult(result.key, result.outcome, result.reason) for result in results]

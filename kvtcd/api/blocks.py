@@ -1,0 +1,94 @@
+"""Routes of single blocks."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from kvtcd.api.bodies import OCTETS, declared, json_response, receive, require_type, send
+from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
+from kvtcd.api.state import IN_FLIGHT, LIMITS, SERVICE
+from kvtcd.core.errors import BadRequest, NotFound
+from kvtcd.core.keys import parse_key
+from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead, BlockResult
+from kvtcd.engine.sessions import PutItem
+
+
+async def put(request: web.Request) -> web.Response:
+    """``PUT …/blocks/{key}``: 201 when it was stored, 200 when there was no need to or no room."""
+    refuse_if_stopping(request)
+    target, limits = Target.of(request), request.app[LIMITS]
+    if len(request.query) != len(set(request.query)):
+        raise BadRequest("query", "a parameter is given twice")
+    head = BlockHead.from_query(request.match_info["key"], request.query)
+    require_type(request, OCTETS)
+    nbytes = declared(request, "block", limits.block_bytes)
+    durable = wants_durable(request)
+    with request.app[IN_FLIGHT].take(target.tenant, nbytes):
+        async with request.app[SERVICE].batch(target.namespace, target.salt, target.deadline) as batch:
+            slot = await batch.reserve(put_item(head, nbytes))
+            if slot is not None:
+                async for piece in receive(request):
+                    slot.write(memoryview(piece))
+            (result,) = await batch.commit(durable=durable)
+    return json_response(
+        BlockResult(result.key, result.outcome, result.reason).to_json(),
+        status=201 if result.outcome == "stored" else 200,
+        headers=applied(durable=durable),
+    )
+
+
+async def get(request: web.Request) -> web.StreamResponse:
+    """``GET …/blocks/{key}``: the raw bytes."""
+    target, limits = Target.of(request), request.app[LIMITS]
+    key = parse_key(request.match_info["key"])
+    async with request.app[SERVICE].read(target.namespace, key, target.salt, target.deadline) as lease:
+        with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
+            response = web.StreamResponse(
+                headers={
+                    "Content-Length": str(lease.nbytes),
+                    "Content-Type": OCTETS,
+                    TOKENS_HEADER: str(lease.tokens),
+                    TIER_HEADER: lease.tier,
+                }
+            )
+            await response.prepare(request)
+            for piece in lease.pieces():
+                await send(response, piece, limits)
+            await response.write_eof()
+            return response
+
+
+async def head(request: web.Request) -> web.Response:
+    """``HEAD …/blocks/{key}``: what a GET would find. It moves nothing and grants nothing."""
+    target = Target.of(request)
+    key = parse_key(request.match_info["key"])
+    (found,) = request.app[SERVICE].match(target.namespace, [key], target.salt)
+    if found.tier is None:
+        raise NotFound
+    return web.Response(
+        headers={
+            "Content-Length": str(target.namespace.identity.layout.nbytes(found.tokens)),
+            "Content-Type": OCTETS,
+            TOKENS_HEADER: str(found.tokens),
+            TIER_HEADER: found.tier,
+        }
+    )
+
+
+async def delete(request: web.Request) -> web.Response:
+    """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished."""
+    target = Target.of(request)
+    key = parse_key(request.match_info["key"])
+    if not await request.app[SERVICE].delete(target.namespace, [key], target.salt):
+        raise NotFound
+    return web.Response(status=204)
+
+
+def put_item(block: BlockHead, nbytes: int) -> PutItem:
+    """Return what the engine needs to know of a block on its way in."""
+    return PutItem(block.key, block.tokens, nbytes, block.first_token, block.parent, block.supersedes)
+
+
+def applied(*, durable: bool) -> dict[str, str]:
+    """Return the header that says which preference was honoured (RFC 7240)."""
+    return {"Preference-Applied": "durable"} if durable else {}

@@ -1,0 +1,36 @@
+"""What is refused before anything is looked at: browsers, odd requests, too many connections."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from kvtcd.api.auth import Handler
+from kvtcd.api.state import CONNECTIONS
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what no client of ours sends.
+
+    A page in a browser must not reach a local daemon, be it by DNS rebinding or a forged form: browsers mark
+    their requests with ``Origin`` and ``Sec-Fetch-Site``. Bodies are counted in bytes as they come, so none
+    may unfold into more (``Content-Encoding``).
+    """
+    if not request.app[CONNECTIONS].admit(request):
+        refused = web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "1"})
+        refused.force_close()
+        raise refused
+    headers = request.headers
+    if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
+        raise web.HTTPForbidden(text="requests from web pages are refused")
+    if not request.raw_path.startswith("/"):
+        raise web.HTTPBadRequest(text="the request target must be a path")
+    if headers.get("Content-Encoding", "identity") != "identity":
+        raise web.HTTPUnsupportedMediaType(text="bodies must not be compressed")
+    if headers.get("Expect", "100-continue").lower() != "100-continue":
+        raise web.HTTPExpectationFailed(text="only 'Expect: 100-continue' is understood")
+    return await handler(request)
+
+
+async def expect_later(request: web.Request) -> None:
+    """Send no ``100 Continue`` yet: `bodies.receive` does, once the request is known to be welcome."""

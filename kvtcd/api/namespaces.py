@@ -1,0 +1,70 @@
+"""Routes of namespaces: register, describe, purge, match."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+
+from aiohttp import web
+
+from kvtcd.api.bodies import JSON, OCTETS, json_response, read_bytes, read_json, require_type
+from kvtcd.api.parameters import Target, refuse_if_stopping
+from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.errors import BadRequest
+from kvtcd.core.identity import Identity
+from kvtcd.core.messages import BlockMatch, Matches, NamespaceInfo, keys_from_json
+from kvtcd.engine.namespaces import Namespace
+
+
+def _info(namespace: Namespace) -> dict[str, object]:
+    codec = namespace.codec
+    return NamespaceInfo(
+        namespace.name, namespace.digest, codec.name, codec.reason, namespace.identity
+    ).to_json()
+
+
+async def listing(request: web.Request) -> web.Response:
+    """``GET /v1/namespaces``: the caller's own."""
+    namespaces = request.app[SERVICE].namespaces(request[TENANT])
+    return json_response({"namespaces": [_info(namespace) for namespace in namespaces]})
+
+
+async def register(request: web.Request) -> web.Response:
+    """``PUT /v1/namespaces/{ns}``: once more with the same identity changes nothing."""
+    refuse_if_stopping(request)
+    identity = Identity.from_json(await read_json(request))
+    namespace = await request.app[SERVICE].register(request[TENANT], request.match_info["ns"], identity)
+    return json_response(_info(namespace))
+
+
+async def describe(request: web.Request) -> web.Response:
+    """``GET /v1/namespaces/{ns}``."""
+    return json_response(_info(request.app[SERVICE].namespace(request[TENANT], request.match_info["ns"])))
+
+
+async def purge(request: web.Request) -> web.Response:
+    """``DELETE /v1/namespaces/{ns}``: durable before the answer."""
+    removed = await request.app[SERVICE].purge(request[TENANT], request.match_info["ns"])
+    return json_response({"removed": removed})
+
+
+async def match(request: web.Request) -> web.Response:
+    """``POST /v1/namespaces/{ns}/match``: how much of a prefix is here. It grants nothing."""
+    target, service = Target.of(request), request.app[SERVICE]
+    if require_type(request, JSON, OCTETS) == JSON:
+        keys = keys_from_json(await read_json(request))
+        found = service.match(target.namespace, keys, target.salt)
+    else:
+        body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
+        found = service.match_tokens(target.namespace, _tokens(body), target.salt)
+    return json_response(Matches(tuple(BlockMatch(m.key, m.tokens, m.tier) for m in found)).to_json())
+
+
+def _tokens(body: bytearray) -> array[int]:
+    tokens = array("I")
+    if len(body) % tokens.itemsize:
+        raise BadRequest("body", "is not a whole number of token ids of 4 bytes each")
+    tokens.frombytes(body)
+    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
+        tokens.byteswap()
+    return tokens

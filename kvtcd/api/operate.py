@@ -1,0 +1,43 @@
+"""Routes for operators and supervisors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from aiohttp import web
+
+from kvtcd import __version__
+from kvtcd.api.bodies import json_response
+from kvtcd.api.state import SERVICE
+from kvtcd.core.messages import API_VERSION, Info
+
+
+async def info(request: web.Request) -> web.Response:
+    """``GET /v1``: versions and boot id."""
+    return json_response(Info(__version__, API_VERSION, request.app[SERVICE].boot_id).to_json())
+
+
+async def stats(request: web.Request) -> web.Response:
+    """``GET /v1/stats``: the daemon at this moment."""
+    return json_response(asdict(request.app[SERVICE].stats()))
+
+
+async def healthy(_request: web.Request) -> web.Response:
+    """``GET /healthz``: the loop turns."""
+    return web.Response(text="ok\n")
+
+
+async def ready(request: web.Request) -> web.Response:
+    """``GET /readyz``: blocks are served and taken."""
+    service = request.app[SERVICE]
+    if service.ready and not service.draining:
+        return web.Response(text="ready\n")
+    raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """``GET /metrics``: the Prometheus text format."""
+    return web.Response(
+        body=request.app[SERVICE].metrics_text(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )

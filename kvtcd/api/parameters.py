@@ -1,0 +1,91 @@
+"""What a request is about, apart from its body."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.errors import BadRequest, Stopping
+from kvtcd.core.keys import MAX_SALT
+from kvtcd.core.messages import DEADLINE_HEADER, SALT_HEADER
+from kvtcd.engine.namespaces import Namespace
+
+_MILLISECONDS = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whose blocks a request is about, and how long it may take; `deadline` is loop time."""
+
+    tenant: str
+    namespace: Namespace
+    salt: bytes
+    deadline: float
+
+    @classmethod
+    def of(cls, request: web.Request) -> Target:
+        """Read the target of a request.
+
+        Raises:
+            UnknownNamespace: the tenant has none of the name in the path.
+            BadRequest: a header is malformed or out of range.
+        """
+        tenant = request[TENANT]
+        namespace = request.app[SERVICE].namespace(tenant, request.match_info["ns"])
+        limits = request.app[LIMITS]
+        seconds = deadline_s(request.headers, limits.deadline_s, limits.max_deadline_s)
+        loop = asyncio.get_running_loop()
+        return cls(tenant, namespace, salt(request.headers), loop.time() + seconds)
+
+
+def salt(headers: Mapping[str, str]) -> bytes:
+    """Return the salt of a request, empty if it has none.
+
+    Raises:
+        BadRequest: not base64url, or too long.
+    """
+    text = headers.get(SALT_HEADER, "")
+    try:
+        value = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise BadRequest(SALT_HEADER, "is not base64url") from None
+    if len(value) > MAX_SALT:
+        raise BadRequest(SALT_HEADER, f"{len(value)} bytes; at most {MAX_SALT}")
+    return value
+
+
+def deadline_s(headers: Mapping[str, str], default: float, longest: float) -> float:
+    """Return the seconds a request may take.
+
+    Raises:
+        BadRequest: not a number of milliseconds, or out of range.
+    """
+    text = headers.get(DEADLINE_HEADER)
+    if text is None:
+        return default
+    if not _MILLISECONDS.fullmatch(text) or not 0 < int(text) <= longest * 1000:
+        raise BadRequest(DEADLINE_HEADER, f"is not a number within 1..{longest * 1000:.0f}")
+    return int(text) / 1000
+
+
+def wants_durable(request: web.Request) -> bool:
+    """Tell whether the answer is to wait for the disk (RFC 7240 ``Prefer: durable``)."""
+    preferences = ",".join(request.headers.getall("Prefer", ()))
+    return "durable" in {preference.strip().lower() for preference in preferences.split(",")}
+
+
+def refuse_if_stopping(request: web.Request) -> None:
+    """Take nothing new while the daemon stops.
+
+    Raises:
+        Stopping: it does.
+    """
+    if request.app[SERVICE].draining:
+        raise Stopping

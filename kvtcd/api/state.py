@@ -1,0 +1,20 @@
+"""What handlers share: the keys under which an application and its requests keep things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from kvtcd.api.limits import Connections, InFlight, Limits
+from kvtcd.api.operations import Operations
+from kvtcd.engine.service import Service
+
+SERVICE = web.AppKey("service", Service)
+LIMITS = web.AppKey("limits", Limits)
+IN_FLIGHT = web.AppKey("in_flight", InFlight)
+CONNECTIONS = web.AppKey("connections", Connections)
+OPERATIONS = web.AppKey("operations", Operations)
+AUTHENTICATE: web.AppKey[Callable[[web.Request], str]] = web.AppKey("authenticate")
+
+TENANT = web.RequestKey("tenant", str)
