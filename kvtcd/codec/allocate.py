@@ -1,11 +1,11 @@
 """Bit allocation by dynamic programming (paper, section 3.2 and appendix B.17).
 
-``best[i][b]`` is the least squared error with the first ``i`` components coded in at most ``b`` bits per token
-and all later ones zero. A step from ``i - g`` to ``i`` codes one group of ``g`` components with some width and
-changes the error by its *gain* (at most the group's energy, negative), which depends neither on the budget nor
-on the rest of the plan and is therefore computed once, with the codec's own quantiser. Every cost is a multiple
-of two bits, so that is the exact grid of the budget axis. ``best`` is monotone in ``b``, hence **one table at
-the largest budget holds the plan of every smaller one**: trace back from its column.
+``best[i][b]`` is the least squared error with the first ``i`` components coded in at most ``b`` bits per
+token and all later ones zero. A step from ``i - g`` to ``i`` codes one group of ``g`` components with some
+width and changes the error by its *gain* (at most the group's energy, negative), which depends neither on the
+budget nor on the rest of the plan and is therefore computed once, with the codec's own quantiser. Every cost
+is a multiple of two bits, so that is the exact grid of the budget axis. ``best`` is monotone in ``b``, hence
+**one table at the largest budget holds the plan of every smaller one**: trace back from its column.
 
 Groups of more than one component start at multiples of `stride`: with 1 this is the paper's programme.
 Memory is one byte of back-pointer per component and column (33 MB for 5,760 components at 2 bits each) plus

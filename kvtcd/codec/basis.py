@@ -1,11 +1,11 @@
 """Principal components of a stream, fitted while the rows go by.
 
 The paper takes a randomized SVD (Halko, Martinsson, Tropp 2011) of the centred rows ``X [n, p]`` with eight
-power iterations. Here the rows are never kept: `Moments` gathers mean and covariance, and `principal` does the
-same subspace iteration on the covariance, since ``(X^T X)^q`` applied to a random block spans what the power
-iterations on ``X`` span, and its Rayleigh-Ritz values are the squared singular values. Memory is ``4 p^2`` bytes
-whatever ``n`` is (132 MB for p = 5,760; 6.7 GB for p = 40,960, which a GPU or a host holds), and passes over the
-rows are one.
+power iterations. Here the rows are never kept: `Moments` gathers mean and covariance, and `principal` does
+the same subspace iteration on the covariance, since ``(X^T X)^q`` applied to a random block spans what the
+power iterations on ``X`` span, and its Rayleigh-Ritz values are the squared singular values. Memory is ``4
+p^2`` bytes whatever ``n`` is (132 MB for p = 5,760; 6.7 GB for p = 40,960, which a GPU or a host holds), and
+passes over the rows are one.
 
 Keys of some models carry up to 99 % of their energy in a constant offset. Rows are therefore shifted by the
 mean of the first batch before they are multiplied, which keeps float32 sums free of cancellation.
@@ -92,7 +92,7 @@ def principal(
         seed: of the random block.
 
     Returns:
-        Basis ``[p, r]`` float32 with orthonormal columns, the largest entry of each positive; and spectrum
+        Basis ``[r, p]`` float32 with orthonormal rows, the largest entry of each positive; and spectrum
         ``[r]`` float32, variances per component, descending.
     """
     covariance = moments.covariance()
@@ -108,6 +108,6 @@ def principal(
         vectors = block @ vectors
     else:
         variances, vectors = torch.linalg.eigh(covariance)
-    basis = vectors.flip(1)[:, :rank]
-    peak = basis.gather(0, basis.abs().argmax(dim=0, keepdim=True))
+    basis = vectors.flip(1)[:, :rank].t()
+    peak = basis.gather(1, basis.abs().argmax(dim=1, keepdim=True))
     return (basis * peak.sign()).contiguous(), variances.flip(0)[:rank].clamp_min(0.0)

@@ -1,7 +1,7 @@
 """A matrix of coefficients coded by a plan: codes by width, scales and shifts by group.
 
-Everything is component-major ``[components, T]``: the coefficients of one component over a run of tokens share
-a distribution, which is what the entropy stage lives on.
+Everything is component-major ``[components, T]``: the coefficients of one component over a run of tokens
+share a distribution, which is what the entropy stage lives on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvtcd.codec.pack import pack, packed_width, unpack
+from kvtcd.codec.pack import pack, unpack
 from kvtcd.codec.plan import Plan
 from kvtcd.codec.quantize import dequantize, quantize, ranges
 
@@ -30,12 +30,18 @@ class Coded:
     scales: Tensor
     shifts: Tensor
 
+    def to(self, device: torch.device) -> Coded:
+        """Return the same on another device."""
+        codes = {bits: packed.to(device) for bits, packed in self.codes.items()}
+        return Coded(codes, self.scales.to(device), self.shifts.to(device))
+
 
 def code(coefficients: Tensor, plan: Plan) -> Coded:
     """Quantise and pack float32 coefficients ``[rank, T]``."""
     tokens = coefficients.shape[1]
     codes: dict[int, list[Tensor]] = {}
-    scales, shifts = [], []
+    none = torch.empty((0, tokens), dtype=torch.float16, device=coefficients.device)
+    scales, shifts = [none], [none]
     for band in plan.bands:
         x = coefficients[band.start : band.stop].view(band.count, band.size, tokens)
         scale, shift = ranges(x, band.bits)
@@ -43,7 +49,9 @@ def code(coefficients: Tensor, plan: Plan) -> Coded:
         codes.setdefault(band.bits, []).append(pack(quantized, band.bits))
         scales.append(scale)
         shifts.append(shift)
-    return Coded({bits: torch.cat(parts) for bits, parts in codes.items()}, torch.cat(scales), torch.cat(shifts))
+    return Coded(
+        {bits: torch.cat(parts) for bits, parts in codes.items()}, torch.cat(scales), torch.cat(shifts)
+    )
 
 
 def restore(coded: Coded, plan: Plan) -> Tensor:
@@ -61,9 +69,3 @@ def restore(coded: Coded, plan: Plan) -> Tensor:
         used[band.bits] += count
         group += band.count
     return out
-
-
-def sizes(plan: Plan, tokens: int) -> tuple[dict[int, int], int]:
-    """Return the bytes of the packed codes by width, and of the ranges, of a run of `tokens`."""
-    widths = {band.bits: plan.components(band.bits) for band in plan.bands}
-    return {bits: n * packed_width(tokens, bits) for bits, n in widths.items()}, 4 * len(plan.groups) * tokens

@@ -1,9 +1,10 @@
 """The entropy stage: bytes cut into independent raw DEFLATE chunks (RFC 1951) of 16 KiB, and back.
 
 Written by zlib-ng with `Z_RLE` (Huffman codes and runs of one byte, no string matching), read by ISA-L; any
-inflater reads what is written here, and the other way round. Codes of coefficients have no strings to match, so
-matching costs time and gains nothing. Measured on real caches (SmolLM2-135M, unseen texts, blocks of 256 tokens,
-one core; ratio and writing speed of packed codes at ratio 16 / 8, and ratio of float16 range planes at 16):
+inflater reads what is written here, and the other way round. Codes of coefficients have no strings to match,
+so matching costs time and gains nothing. Measured on real caches (SmolLM2-135M, unseen texts, blocks of 256
+tokens, one core; ratio and writing speed of packed codes at ratio 16 / 8, and ratio of float16 range planes
+at 16):
 
 ========================= ============= ============ =======
 writer                    ratio 16 / 8  MB/s         ranges
@@ -15,13 +16,14 @@ zlib level 6              1.164 / 1.140 46 / 52      1.44
 ISA-L level 1             1.172 / 1.145 323 / 349    1.43
 ========================= ============= ============ =======
 
-Statistics must not be mixed within a chunk: the four byte planes of the ranges give 1.18 in one section and 1.41
-in four.
+Statistics must not be mixed within a chunk: the four byte planes of the ranges give 1.18 in one section and
+1.41 in four.
 """
 
 from __future__ import annotations
 
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 from zlib_ng import zlib_ng
 
 from kvtcd.core.blob import ALIGN, CHUNK_BYTES, Blob, Chunk, Section
@@ -69,7 +71,7 @@ def _inflated(piece: memoryview, nbytes: int) -> bytes:
     reader = isal_zlib.decompressobj(_RAW)
     try:
         data = reader.decompress(piece, nbytes + 1)
-    except isal_zlib.error as fault:
+    except IsalError as fault:  # type: ignore[misc]  # the stub has an instance for the class
         raise BadField("blob", f"a chunk is no DEFLATE stream: {fault}") from None
     if len(data) != nbytes or not reader.eof or reader.unused_data:
         raise BadField("blob", f"a chunk does not inflate to its {nbytes} bytes")

@@ -1,9 +1,9 @@
 """Narrow codes packed into bytes, each byte holding codes of one component only.
 
-Split-half order: with ``W = ceil(T * bits / 8)`` bytes a component, byte ``j`` holds the codes of tokens ``j``,
-``j + W``, ``j + 2W``, … from the lowest bits up. The codes of one component share a distribution, so a byte's
-Huffman code is as good as a code of its own for each; and packing is adds of contiguous slices. Codes past the
-last token are zero.
+Split-half order: with ``W = ceil(T * bits / 8)`` bytes a component, byte ``j`` holds the codes of tokens
+``j``, ``j + W``, ``j + 2W``, … from the lowest bits up. The codes of one component share a distribution, so a
+byte's Huffman code is as good as a code of its own for each; and packing is adds of contiguous slices. Codes
+past the last token are zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack uint8 codes ``[components, T]`` below ``2**bits`` into uint8 ``[components, W]``."""
     if bits == _BYTE:
         return codes
-    components, tokens = codes.shape
+    tokens = codes.shape[1]
     width = packed_width(tokens, bits)
     packed = codes[:, :width].clone()
     for i in range(1, _BYTE // bits):

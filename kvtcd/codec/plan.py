@@ -1,7 +1,7 @@
 """A plan: which runs of principal components are kept, and with how many bits.
 
-Paper section 3.2: a group is a run of consecutive components that share a scale and a shift (16 bits each) per
-token. Components of no group are not stored and decode to zero.
+Paper section 3.2: a group is a run of consecutive components that share a scale and a shift (16 bits each)
+per token. Components of no group are not stored and decode to zero.
 """
 
 from __future__ import annotations
@@ -104,6 +104,6 @@ class Plan:
         Raises:
             BadField: another shape or dtype, an unknown width, or groups that overlap.
         """
-        if rows.dtype != torch.int32 or rows.ndim != 2 or rows.shape[1] != 3:  # noqa: PLR2004 - start, size, bits
+        if rows.dtype != torch.int32 or rows.ndim != 2 or rows.shape[1] != 3:
             raise BadField("plan", f"is {rows.dtype} of shape {list(rows.shape)}, not int32 [groups, 3]")
         return cls(tuple(Group(*row) for row in rows.tolist()))

@@ -1,12 +1,12 @@
 """Quantisation of groups of coefficients with one range per group and token.
 
-Two and four bits: the asymmetric min-max rule of KIVI, which the paper adopts (section 3.2): shift ``z = min``,
-scale ``S = (max - min) / (2^b - 1)``, code ``round((x - z) / S)``. Eight bits: floating point E4M3 with scale
-``amax / 448`` and shift 0. Scale and shift are rounded to float16 before coding, so encoder and decoder use the
-same ones, and the scale is at least 2^-24, so that a constant group divides by something.
+Two and four bits: the asymmetric min-max rule of KIVI, which the paper adopts (section 3.2): shift ``z =
+min``, scale ``S = (max - min) / (2^b - 1)``, code ``round((x - z) / S)``. Eight bits: floating point E4M3
+with scale ``amax / 448`` and shift 0. Scale and shift are rounded to float16 before coding, so encoder and
+decoder use the same ones, and the scale is at least 2^-24, so that a constant group divides by something.
 
-Shapes: coefficients ``[N, G, T]``, N groups of G components and T tokens; ranges ``[N, T]``. Ties round to even.
-A coefficient beyond float16 is coded as the nearest value the range can reach.
+Shapes: coefficients ``[N, G, T]``, N groups of G components and T tokens; ranges ``[N, T]``. Ties round to
+even. A coefficient beyond float16 is coded as the nearest value the range can reach.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ def dequantize(codes: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor
 
 
 def _from_e4m3(codes: Tensor) -> Tensor:
-    """Widen E4M3 by its bits: as float16 they are 2^-8 of the value, subnormals included. Ten times faster
-    than torch's cast on a CPU, and the code for NaN, which no encoder writes, becomes 480."""
+    """Widen E4M3 by its bits: read as float16 they are 2^-8 of the value, subnormals included.
+
+    Several times faster than torch's cast on a CPU; and the code for NaN, which no encoder writes, becomes
+    480.
+    """
     wide = codes.to(torch.int16)
     bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
     return bits.view(torch.float16).to(torch.float32).mul_(256.0)

@@ -1,0 +1,58 @@
+"""From what calibration gathered to a profile: the end of calibration, once the model has run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from kvtcd.codec.allocate import allocate, budget_of
+from kvtcd.codec.basis import Moments, principal
+from kvtcd.codec.origin import Origin
+from kvtcd.codec.plan import Plan
+from kvtcd.codec.profile import Profile, StreamProfile, build
+
+RATIOS = (8, 16, 32, 64)
+MAX_RANK = 10_000
+"""The paper's cap on components (appendix B.1)."""
+
+
+def fit_profile(
+    origin: Origin,
+    moments: Mapping[str, Moments],
+    samples: Mapping[str, Tensor],
+    *,
+    ratios: Sequence[int] = RATIOS,
+    rank: int = MAX_RANK,
+) -> tuple[Profile, bytes]:
+    """Fit bases and plans; return the profile and the bytes of its file (see `profile.store`).
+
+    Args:
+        origin: model, texts and seed; the seed is that of the random basis too.
+        moments: by stream, of the rows (`transform.rows`) of all calibration tokens but the sinks.
+        samples: by stream, some of those rows or rows of further text to allocate bits on, float32
+            ``[n, p]``. The paper takes 32,000; 2,000 give the same plans but for a few groups.
+        ratios: nominal ratios to make plans for.
+        rank: cap on components.
+    """
+    streams: dict[str, StreamProfile] = {}
+    for stream in origin.streams:
+        gathered = moments[stream.name]
+        mean = gathered.mean
+        basis, spectrum = principal(gathered, min(rank, len(mean)), seed=origin.seed)
+        # Allocation sees the basis that the file will hold.
+        stored = basis.half()
+        projected = (samples[stream.name].to(mean.device) - mean) @ stored.to(mean.dtype).t()
+        streams[stream.name] = StreamProfile(
+            mean=mean,
+            basis=stored,
+            spectrum=spectrum,
+            total=float(gathered.covariance().diagonal().sum()),
+            plans=_plans(projected, len(mean), ratios),
+        )
+    return build(origin, streams)
+
+
+def _plans(projected: Tensor, features: int, ratios: Sequence[int]) -> dict[int, Plan]:
+    budgets = [budget_of(features, ratio) for ratio in ratios]
+    return dict(zip(ratios, allocate(projected, budgets), strict=True))

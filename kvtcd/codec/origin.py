@@ -1,0 +1,123 @@
+"""Where a profile comes from: the model it was made for, and the tokens it was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvtcd.core.errors import BadField, BadIdentity, BadVersion, ProfileMismatch
+from kvtcd.core.identity import Identity, Rope, rope_from_json
+from kvtcd.core.layout import Stream
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A calibration text: its name and the SHA-256 of its bytes, 64 hex digits."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Model and calibration data of a profile.
+
+    Attributes:
+        model: a name for people.
+        weights: digest of the weight files, 64 hex digits.
+        adapter: digest of the LoRA files, or ``none``.
+        rope: how rotated streams were rotated; None when no stream is.
+        streams: of the layout, in order.
+        layers: of the layout.
+        parallel: which part of the model, as in the identity.
+        sinks: first tokens of every sequence that calibration left out.
+        tokens: rows that mean and basis were fitted on.
+        texts: what those rows came from.
+        seed: of every random choice.
+        version: of kvtcd.
+        curve: rate and quality on held-out text, rows of JSON integers and strings; empty if not measured.
+    """
+
+    model: str
+    weights: str
+    adapter: str
+    rope: Rope | None
+    streams: tuple[Stream, ...]
+    layers: int
+    parallel: str
+    sinks: int
+    tokens: int
+    texts: tuple[Text, ...]
+    seed: int
+    version: str
+    curve: tuple[Mapping[str, int | str], ...] = ()
+
+    def check(self, identity: Identity) -> None:
+        """Compare with a namespace.
+
+        Raises:
+            ProfileMismatch: another model, adapter, RoPE, set of streams, part of the model, or scaled
+            values.
+        """
+        layout = identity.layout
+        pairs = {
+            "weights digest": (identity.weights, self.weights),
+            "adapter digest": (identity.adapter, self.adapter),
+            "rope": (identity.rope, self.rope),
+            "streams": (layout.streams, self.streams),
+            "layers": (layout.layers, self.layers),
+            "parallel part": (identity.parallel, self.parallel),
+            "scales": (identity.scales, "none"),
+        }
+        for what, (want, got) in pairs.items():
+            if want != got:
+                raise ProfileMismatch(what, want, got)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the canonical JSON form."""
+        return {
+            "adapter": self.adapter,
+            "curve": [dict(row) for row in self.curve],
+            "format": _FORMAT,
+            "layers": self.layers,
+            "model": self.model,
+            "parallel": self.parallel,
+            "rope": self.rope.to_json() if self.rope else None,
+            "seed": self.seed,
+            "sinks": self.sinks,
+            "streams": [
+                {"head_dim": s.head_dim, "heads": s.heads, "name": s.name, "rope": int(s.rope)}
+                for s in self.streams
+            ],
+            "texts": [{"name": text.name, "sha256": text.sha256} for text in self.texts],
+            "tokens": self.tokens,
+            "version": self.version,
+            "weights": self.weights,
+        }
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Origin:
+        """Build from the form that `to_json` writes.
+
+        Raises:
+            BadVersion: of another format version.
+            BadField: a field is missing, superfluous or out of range.
+        """
+        try:
+            fields = dict(body)
+            version = fields.pop("format")
+            if version != _FORMAT:
+                raise BadVersion("profile", f"format {version}; this release reads {_FORMAT}")
+            rope = fields.pop("rope")
+            return cls(
+                rope=None if rope is None else rope_from_json(rope),
+                streams=tuple(Stream(**{**s, "rope": bool(s["rope"])}) for s in fields.pop("streams")),
+                texts=tuple(Text(**text) for text in fields.pop("texts")),
+                curve=tuple(fields.pop("curve")),
+                **fields,
+            )
+        except (TypeError, ValueError, KeyError, AttributeError, BadIdentity) as fault:
+            raise BadField("profile", f"metadata: {fault}") from None

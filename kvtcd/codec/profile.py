@@ -1,0 +1,217 @@
+"""A profile: what calibration made for one model. A safetensors file, free of code, named by its digest.
+
+Tensors, for each stream ``s`` and basis ``plain``:
+
+===================== ============ =======================================================
+``plain.s.mean``      f32 [p]      mean of the rows
+``plain.s.basis``     f16 [r, p]   principal components, one a row, trimmed to the plans
+``plain.s.spectrum``  f32 [r]      variance per component
+``plain.s.total``     f32 [1]      variance over all p features
+``plain.s.plan.N``    i32 [g, 3]   groups (start, size, bits) of the plan for ratio N
+===================== ============ =======================================================
+
+Metadata has one key, ``kvtcd``: canonical JSON (`Origin`). Equal content gives equal bytes. A profile knows
+model weights, adapter, RoPE and streams, but no element type: it serves float32, bfloat16 and float16 caches
+alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from kvtcd.codec.origin import Origin
+from kvtcd.codec.plan import Plan
+from kvtcd.core.errors import BadField, Corrupt, Truncated
+from kvtcd.core.identity import Identity
+from kvtcd.core.layout import Stream, canonical_json
+
+SUFFIX = ".safetensors"
+_METADATA = "kvtcd"
+_BASIS = "plain"
+_MAX_HEADER = 1 << 20
+_LENGTH_BYTES = 8
+_SPOT = 64
+"""Components whose orthonormality `load` tests."""
+_ORTHONORMAL = 0.02
+"""Deviation that float16 entries may cause, with room to spare."""
+
+
+@dataclass(frozen=True, eq=False)
+class StreamProfile:
+    """Mean, basis and plans of one stream; shapes and dtypes as in the module's table."""
+
+    mean: Tensor
+    basis: Tensor
+    spectrum: Tensor
+    total: float
+    plans: Mapping[int, Plan]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A checked profile.
+
+    Attributes:
+        origin: model and calibration data it was made from.
+        streams: by name, in the order of the layout.
+        digest: SHA-256 of the file's bytes.
+    """
+
+    origin: Origin
+    streams: Mapping[str, StreamProfile]
+    digest: bytes
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """Ratios there is a plan for, ascending; the same for every stream."""
+        return tuple(sorted(next(iter(self.streams.values())).plans))
+
+    def check(self, identity: Identity) -> None:
+        """Make sure that this profile was made for a namespace's model.
+
+        Raises:
+            ProfileMismatch: it was not; the error names what differs.
+        """
+        self.origin.check(identity)
+
+
+def build(origin: Origin, streams: Mapping[str, StreamProfile]) -> tuple[Profile, bytes]:
+    """Return the profile of the given content, its basis trimmed to its plans, and the bytes of its file.
+
+    Raises:
+        BadField: the content contradicts itself.
+    """
+    trimmed = {name: _trim(stream) for name, stream in streams.items()}
+    _check(origin, trimmed)
+    data = save(_tensors(trimmed), {_METADATA: canonical_json(origin.to_json()).decode()})
+    return Profile(origin, trimmed, hashlib.sha256(data).digest()), data
+
+
+def store(data: bytes, folder: Path) -> Path:
+    """Write the bytes of a profile into a folder under their digest, whole or not at all; return the path."""
+    path = folder / (hashlib.sha256(data).hexdigest() + SUFFIX)
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
+    return path
+
+
+def load(path: Path) -> Profile:
+    """Read and check a profile.
+
+    Raises:
+        Corrupt: the file is damaged, is not what its name says, or is no profile this release reads.
+        OSError: the file cannot be read.
+    """
+    what = f"profile {path.name}"
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if not 0 < header <= _MAX_HEADER:
+            raise BadField(what, f"its header claims {header} bytes; it is no profile")
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if len(path.stem) == len(digest.hex()) and path.stem != digest.hex():
+        raise Corrupt(what, f"holds {digest.hex()}; copy it again")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no iterator
+    except SafetensorError as fault:
+        raise Truncated(what, str(fault)) from None
+    origin = Origin.from_json(_json(what, metadata))
+    streams = {stream.name: _stream(what, stream, tensors) for stream in origin.streams}
+    if tensors:
+        raise BadField(what, f"tensor {min(tensors)} belongs to nothing")
+    _check(origin, streams)
+    return Profile(origin, streams, digest)
+
+
+def _json(what: str, metadata: Mapping[str, str]) -> Any:  # noqa: ANN401 - `Origin.from_json` checks it
+    try:
+        return json.loads(metadata[_METADATA])
+    except (KeyError, ValueError):
+        raise BadField(what, "has no metadata of a profile") from None
+
+
+def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProfile:
+    """Take the tensors of a stream out of `tensors`."""
+    prefix = f"{_BASIS}.{stream.name}."
+    try:
+        mean, basis, spectrum, total = (
+            tensors.pop(prefix + n) for n in ("mean", "basis", "spectrum", "total")
+        )
+        plans = {
+            int(name.removeprefix(prefix + "plan.")): Plan.from_tensor(tensors.pop(name))
+            for name in sorted(tensors)
+            if name.startswith(prefix + "plan.")
+        }
+        return StreamProfile(mean, basis, spectrum, float(total), plans)
+    except KeyError as missing:
+        raise BadField(what, f"has no tensor {missing}") from None
+    except (ValueError, RuntimeError) as fault:
+        raise BadField(what, f"stream {stream.name}: {fault}") from None
+
+
+def _tensors(streams: Mapping[str, StreamProfile]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, stream in streams.items():
+        prefix = f"{_BASIS}.{name}."
+        tensors[prefix + "mean"] = stream.mean
+        tensors[prefix + "basis"] = stream.basis
+        tensors[prefix + "spectrum"] = stream.spectrum
+        tensors[prefix + "total"] = torch.tensor([stream.total])
+        for ratio, plan in stream.plans.items():
+            tensors[f"{prefix}plan.{ratio}"] = plan.to_tensor()
+    return tensors
+
+
+def _trim(stream: StreamProfile) -> StreamProfile:
+    rank = max((plan.rank for plan in stream.plans.values()), default=0)
+    return StreamProfile(
+        mean=stream.mean.to("cpu", torch.float32).contiguous(),
+        basis=stream.basis[:rank].to("cpu", torch.float16).contiguous(),
+        spectrum=stream.spectrum[:rank].to("cpu", torch.float32).contiguous(),
+        total=stream.total,
+        plans=dict(sorted(stream.plans.items())),
+    )
+
+
+def _check(origin: Origin, streams: Mapping[str, StreamProfile]) -> None:
+    """Raise `BadField` unless the content fits its origin and itself."""
+    ratios = {tuple(sorted(stream.plans)) for stream in streams.values()}
+    if len(ratios) != 1 or not all(next(iter(ratios))) or {s.name for s in origin.streams} != set(streams):
+        raise BadField("profile", "its streams do not all have the same plans")
+    for described in origin.streams:
+        stream, p = streams[described.name], origin.layers * described.width
+        rank = len(stream.spectrum)
+        found = {
+            "mean": (stream.mean, torch.float32, (p,)),
+            "basis": (stream.basis, torch.float16, (rank, p)),
+            "spectrum": (stream.spectrum, torch.float32, (rank,)),
+        }
+        for name, (tensor, dtype, shape) in found.items():
+            where = f"{described.name}.{name}"
+            if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+                raise BadField("profile", f"{where} is {tensor.dtype} of shape {list(tensor.shape)}")
+            if not torch.isfinite(tensor).all():
+                raise BadField("profile", f"{where} holds NaN or infinity")
+        if max(plan.rank for plan in stream.plans.values()) > rank:
+            raise BadField("profile", f"a plan of {described.name} needs more than {rank} components")
+        rows = torch.linspace(0, max(rank - 1, 0), min(rank, _SPOT)).to(torch.int64)
+        some = stream.basis[rows].to(torch.float32)
+        if rank and (some @ some.t() - torch.eye(len(some))).abs().max() > _ORTHONORMAL:
+            raise BadField("profile", f"the basis of {described.name} is not orthonormal")
