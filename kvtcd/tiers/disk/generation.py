@@ -34,8 +34,8 @@ _MIN_MAP = 256 << 20
 _READERS = 256
 _HEADERS_PER_SCAN = 1000
 _BATCH_BYTES = 32 << 20
-_AFTER_ANY_CHUNK = b"\xff" * 5
 _Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
+_Cursor: TypeAlias = "lmdb.Cursor[memoryview]"
 
 
 class Generation:
@@ -111,28 +111,21 @@ class Generation:
                 begin += len(chunk)
             return stored.envelope, blob
 
-    def stored(self, after: bytes | None) -> tuple[list[Stored], bytes | None]:
-        """Return records in key order from `after` on, and the key to go on after, or None at the end.
+    def stored(self, after: bytes) -> tuple[list[Stored], bytes | None]:
+        """Return records in key order, and the key to go on after, or None at the end.
 
         Looks at 1,000 headers in one short transaction: a long one would keep freed pages from being used.
         Headers that cannot be read are left out.
         """
         found: list[Stored] = []
-        last = after
         with translated("scan", self.path), self._lmdb.begin(buffers=True) as transaction:
             cursor = transaction.cursor(self._meta)
-            there = cursor.first() if after is None else cursor.set_range(after + b"\0")
-            for _ in range(_HEADERS_PER_SCAN):
-                if not there:
-                    return found, None
-                key = bytes(cursor.key())
-                if last is not None and key <= last:
-                    raise Damaged("scan", "keys are out of order")
-                last = key
+            for looked_at, key in enumerate(_keys(cursor, after), 1):
                 with suppress(Corrupt):
                     found.append(unpack_header(key, cursor.value()))
-                there = cursor.next()
-        return found, last
+                if looked_at == _HEADERS_PER_SCAN:
+                    return found, key
+        return found, None
 
     def batches(self, keep: Callable[[bytes], bool]) -> Iterator[list[Put]]:
         """Yield the records whose envelope `keep` accepts, 32 MiB at a time; damaged ones are left out."""
@@ -161,8 +154,9 @@ class Generation:
 
     def namespaces(self) -> dict[str, bytes]:
         """Return the identity of every namespace by its name."""
-        with translated("read namespaces", self.path), self._lmdb.begin() as transaction:
-            return {name.decode(): identity for name, identity in transaction.cursor(self._names)}
+        with translated("read namespaces", self.path), self._lmdb.begin(buffers=True) as transaction:
+            cursor = transaction.cursor(self._names)
+            return {name.decode(): bytes(cursor.value()) for name in _keys(cursor)}
 
     def put_namespaces(self, namespaces: Mapping[str, bytes]) -> None:
         """Add or replace identities."""
@@ -190,59 +184,63 @@ class Generation:
         freed = 0 if header is None else _footprint(key, header)
         transaction.delete(key, db=self._meta)
         cursor = transaction.cursor(self._blob)
-        there = cursor.set_range(key)
-        while there and cursor.key()[:KEY_BYTES] == key:
-            there = cursor.delete()
+        while cursor.set_range(key) and cursor.key()[:KEY_BYTES] == key:
+            transaction.delete(bytes(cursor.key()), db=self._blob)
         return freed
 
     def _chunks(self, transaction: _Transaction, stored: Stored) -> list[memoryview]:
         """Return views of the chunks of a record, valid within the transaction."""
-        cursor = transaction.cursor(self._blob)
-        there = cursor.set_range(stored.key)
         chunks: list[memoryview] = []
         for index, length in enumerate(chunk_lengths(stored.blob_bytes)):
-            if not there or cursor.key() != chunk_key(stored.key, index):
+            chunk = transaction.get(chunk_key(stored.key, index), db=self._blob)
+            if chunk is None:
                 raise Truncated("record", f"chunk {index} of a blob of {stored.blob_bytes} bytes is missing")
-            chunk = cursor.value()
             if len(chunk) != length:
                 raise BadField("record", f"chunk {index} has {len(chunk)} bytes, not {length}")
             chunks.append(chunk)
-            there = cursor.next()
-        if there and cursor.key()[:KEY_BYTES] == stored.key:
+        if transaction.get(chunk_key(stored.key, len(chunks)), db=self._blob) is not None:
             raise BadField("record", f"more chunks than a blob of {stored.blob_bytes} bytes has")
         return chunks
 
-    def _orphans(self, transaction: _Transaction) -> list[bytes]:
-        orphans: list[bytes] = []
-        for database in (self._meta, self._blob):
-            cursor = transaction.cursor(database)
-            there = cursor.first()
-            while there:
-                key = bytes(cursor.key()[:KEY_BYTES])
-                header = transaction.get(key, db=self._meta)
-                if header is None or _footprint(key, header) == 0:
-                    orphans.append(key)
-                there = cursor.set_range(key + _AFTER_ANY_CHUNK)
-        return orphans
+    def _orphans(self, transaction: _Transaction) -> set[bytes]:
+        """Return the keys of records without a header that can be read."""
+        keys = {
+            key[:KEY_BYTES]
+            for database in (self._meta, self._blob)
+            for key in _keys(transaction.cursor(database))
+        }
+        headers = ((key, transaction.get(key, db=self._meta)) for key in keys)
+        return {key for key, header in headers if header is None or _footprint(key, header) == 0}
 
     def _probe(self) -> int:
         """Read every header, every namespace and one chunk; return the bytes that the records occupy."""
         self.namespaces()
         with self._lmdb.begin(buffers=True) as transaction:
-            cursor = transaction.cursor(self._blob)
-            if cursor.first():
-                bytes(cursor.value())
-            return sum(_footprint(bytes(key), value) for key, value in transaction.cursor(self._meta))
+            chunks = transaction.cursor(self._blob)
+            if next(_keys(chunks), None):
+                bytes(chunks.value())
+            headers = transaction.cursor(self._meta)
+            return sum(_footprint(key, headers.value()) for key in _keys(headers))
 
 
-def walk(page: Callable[[bytes | None], tuple[list[Stored], bytes | None]]) -> Iterator[Stored]:
+def _keys(cursor: _Cursor, after: bytes = b"") -> Iterator[bytes]:
+    """Step through the keys of a database, leaving the cursor at each."""
+    there = cursor.set_range(after + b"\0")
+    while there:
+        key = bytes(cursor.key())
+        if key <= after:  # would go round for ever in a damaged tree
+            raise Damaged("scan", "keys are out of order")
+        after = key
+        yield key
+        there = cursor.next()
+
+
+def walk(page: Callable[[bytes], tuple[list[Stored], bytes | None]]) -> Iterator[Stored]:
     """Iterate over all records, fetching a page of them at a time, as `Generation.stored` does."""
-    after: bytes | None = None
-    while True:
+    after: bytes | None = b""
+    while after is not None:
         found, after = page(after)
         yield from found
-        if after is None:
-            return
 
 
 def _footprint(key: bytes, header: memoryview) -> int:

@@ -56,37 +56,43 @@ def write_condition(generation: Path, condition: Condition) -> None:
 def fault(generation: Path, condition: Condition) -> str | None:
     """Return why LMDB must not open this generation, or None.
 
-    After a clean close it is enough that every page the newer meta page counts is in the file: a page beyond
-    the end would end the process with SIGBUS. Otherwise, and when a tail is missing, which may be free pages
-    never written, all pages that LMDB would trust are checked without LMDB.
+    After a clean close it is enough that the file is as long as its newer meta page says: a page beyond the
+    end would end the process with SIGBUS. Otherwise all pages that LMDB would trust are checked without LMDB.
+    If the file is sound and yet too short, it lacks free pages that were never written, or pages of blobs:
+    zeros take their place, which the MAC of a record does not accept.
     """
     if condition is Condition.REOPENING:
         return "opening it ended the process twice"
     data = generation / DATA
     if not data.exists():
         return f"has no {DATA}"
-    if condition is Condition.CLEAN and _is_whole(data):
+    needed = _length(data)
+    whole = needed is not None and data.stat().st_size >= needed
+    if condition is Condition.CLEAN and whole:
         return None
     try:
         problems = lmdb.verify.verify(str(generation))  # type: ignore[no-untyped-call] # lmdb types only its core
     except (lmdb.verify.VerifyError, struct.error, IndexError) as error:
         return str(error)
-    return "; ".join(problems[:3]) or None
+    if problems or needed is None:
+        return "; ".join(problems[:3]) or "its meta pages cannot be read"
+    if not whole:
+        os.truncate(data, needed)
+    return None
 
 
-def _is_whole(data: Path) -> bool:
-    """Whether the file is as long as its newer meta page says."""
+def _length(data: Path) -> int | None:
+    """Return how long the file must be by its newer meta page, or None when a meta page is not one."""
     with data.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
         metas: list[tuple[int, int]] = []
         page = 0
         for index in range(2):
             head = os.pread(file.fileno(), _META.size, index * page)
             if len(head) < _META.size:
-                return False
+                return None
             _, flags, magic, version, _, _, page, last, transaction = _META.unpack(head)
             if not flags & _META_FLAG or magic != _META_MAGIC or version != _META_VERSION:
-                return False
+                return None
             metas.append((transaction, (last + 1) * page))
-    _, needed = max(metas)
-    return needed <= size
+    _, length = max(metas)
+    return length

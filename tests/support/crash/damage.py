@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,28 +17,23 @@ _TREE_FLAGS = 0x03
 _META_BYTES = 152
 
 
-def inspect_damaged(base: str, scratch: str, damage: str, condition: str, draw: int) -> dict[str, Any]:
-    """Open a copy of `base` with one random damage of the named kind in its data file, and read everything.
+def damage(environment: Path, kind: str, condition: str, draw: int) -> None:
+    """Do one random damage of a kind of `DAMAGES` to the data file, and say how the file was left."""
+    [data] = environment.glob("*/data.mdb")
+    damaged = bytearray(data.read_bytes())
+    DAMAGES[kind](damaged, random.Random(draw))  # noqa: S311 - not for secrets
+    data.write_bytes(damaged)
+    (data.parent / "condition").write_bytes(condition.encode())
+
+
+def inspect(path: str) -> dict[str, Any]:
+    """Open an environment and read everything.
 
     Returns:
         quarantined; accepted: (key, version) of records with the right digest; refused: records with a wrong
         one; missing: records with parts missing; failed: why the engine gave up, if it did.
     """
-    path = Path(scratch) / f"{damage}-{condition}-{draw}"
-    shutil.copytree(base, path)
-    try:
-        [data] = path.glob("*/data.mdb")
-        damaged = bytearray(data.read_bytes())
-        DAMAGES[damage](damaged, random.Random(draw))  # noqa: S311 - not for secrets
-        data.write_bytes(damaged)
-        (data.parent / "condition").write_bytes(condition.encode())
-        return _inspect(path)
-    finally:
-        shutil.rmtree(path)
-
-
-def _inspect(path: Path) -> dict[str, Any]:
-    environment = Environment(path, quota=workload.QUOTA)
+    environment = Environment(Path(path), quota=workload.QUOTA)
     seen: dict[str, Any] = {
         "quarantined": environment.quarantined,
         "accepted": [],

@@ -12,7 +12,7 @@ TASKS: dict[str, Callable[..., Any]] = {
     "die_at": killing.die_at,
     "write_recorded": images.write_recorded,
     "open_image": images.open_image,
-    "inspect_damaged": damage.inspect_damaged,
+    "inspect": damage.inspect,
     "fill_device": devices.fill_device,
     "fail_call": devices.fail_call,
     "break_twice": devices.break_twice,
