@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtcd.integrations.transformers_blocks import require_full_attention
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -50,6 +48,8 @@ def prefill(loaded: LoadedModel, tokens: Sequence[int]) -> DynamicCache:
         UnsupportedCache: a layer does not keep its whole past.
     """
     import torch  # noqa: PLC0415 - takes seconds
+
+    from kvtcd.integrations.transformers_blocks import require_full_attention  # noqa: PLC0415 - loads torch
 
     with torch.no_grad():
         ids = torch.tensor([tokens], device=loaded.model.device)

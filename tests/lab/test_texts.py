@@ -43,7 +43,7 @@ def test_own_text_file_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_own_json_lines_join_the_fields_of_a_row_and_the_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
-        '{"text": " one\\u2028same row "}\n'
+        '{"text": " one\u2028same row "}\n'
         "\n"
         '{"question": "2+2?", "answer": "4", "id": 7}\n'
         '{"input": "Human: hi", "output": "hello"}\n',
