@@ -21,7 +21,7 @@ from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Tier
 from kvtcd.core.identity import Identity
-from kvtcd.core.policy import CodecChoice, Policy
+from kvtcd.core.policy import CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.replacement import Lru
 from kvtcd.core.residency import Shelf
@@ -50,14 +50,13 @@ async def service(config: Config) -> AsyncIterator[Service]:
         ConfigError: a policy file or the state directory cannot be used.
         AlreadyRunning: another process holds the state directory.
     """
-    policies = load_policies(config.policies)
     os.umask(0o077)
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
-        built = _assemble(config, policies, state)
+        built, tags = await asyncio.to_thread(_assemble, config, state)
         try:
-            for tag in await built.recover(list(state.tenants())):
+            for tag in await built.recover(tags):
                 _log.warning("tenant %s belongs to another master key and is removed", tag)
                 built.metrics.foreign.inc()
                 await asyncio.to_thread(state.remove_tenant, tag)
@@ -65,10 +64,12 @@ async def service(config: Config) -> AsyncIterator[Service]:
         finally:
             await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * 0.8)
     finally:
-        state.close()
+        await asyncio.to_thread(state.close)
 
 
-def _assemble(config: Config, policies: tuple[Policy, ...], state: StateDirectory) -> Service:
+def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]]:
+    """Put the rooms together; return the service and the tenants found on disk."""
+    policies = load_policies(config.policies)
     memory = HostMemory(config.host.capacity)
     marks = policies[-1]
     shelves = {Tier.HOST: Shelf(memory.capacity, marks.host.high, marks.host.low, Lru(), granule=GRANULE)}
@@ -90,7 +91,8 @@ def _assemble(config: Config, policies: tuple[Policy, ...], state: StateDirector
         driver, registry, fetch=lanes.fetch, metrics=metrics, policies=policies, master=state.master_key(),
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
     )  # fmt: skip
-    return Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+    service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+    return service, list(state.tenants())
 
 
 async def serve(config: Config) -> None:

@@ -40,6 +40,6 @@ class Lane:
         future.add_done_callback(lambda _: self._running.pop())
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Wait for what was submitted, then end the threads."""
-        self._pool.shutdown(wait=True)
+        await asyncio.to_thread(self._pool.shutdown)

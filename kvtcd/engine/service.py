@@ -107,7 +107,7 @@ class Service:
         await self._driver.idle()
         await self._tenancy.close()
         for lane in self._lanes.all():
-            await asyncio.to_thread(lane.close)
+            await lane.close()
 
     # Namespaces ----------------------------------------------------------------------------------------
 

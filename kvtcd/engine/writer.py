@@ -75,7 +75,7 @@ class Writer:
         self._queue.put_nowait(None)
         await self._task
         await self._lane.run(self.environment.close)
-        self._lane.close()
+        await self._lane.close()
 
     async def _submit(self, put: object | None, drop: RecordKey | None, nbytes: int) -> None:
         done = asyncio.get_running_loop().create_future()

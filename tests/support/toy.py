@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import zlib
 from contextlib import asynccontextmanager
@@ -107,9 +108,8 @@ async def toy_service(
     path: Path, *, host: int = 64 * BLOCK_BYTES, disk: int = 1 << 30, policy: Policy | None = None, close_s: float = 10
 ) -> AsyncIterator[ToyService]:
     """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there."""
-    import asyncio
-
-    state = StateDirectory(path)
+    state = await asyncio.to_thread(StateDirectory, path)
+    master = await asyncio.to_thread(state.master_key)
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
     shelves = {Tier.HOST: Shelf(memory.capacity, policy.host.high, policy.host.low, Lru(), granule=GRANULE)}
@@ -125,14 +125,14 @@ async def toy_service(
         return codecs[-1]
 
     tenancy = Tenancy(
-        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=(policy,), master=state.master_key(),
+        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=(policy,), master=master,
         codecs=codec,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
     )  # fmt: skip
     service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
     try:
-        await service.recover(list(state.tenants()))
+        await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))
         yield ToyService(service, catalog, memory, codecs)
     finally:
         await service.close(asyncio.get_running_loop().time() + close_s)
-        state.close()
+        await asyncio.to_thread(state.close)

@@ -1,0 +1,55 @@
+"""What every test gets: Hypothesis profiles, a watch on blocking calls, on leaked threads and descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+settings.register_profile(
+    "default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture(autouse=True)
+def _no_blocking_calls_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("asyncio") is None:
+        yield
+        return
+    with blockbuster_ctx("kvtcd"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_lane_outlives_its_test() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        left = [t for t in threading.enumerate() if t not in before and t.name.startswith("kvtcd-")]
+        if not left:
+            return
+        gc.collect()
+        time.sleep(0.01)
+    pytest.fail(f"threads left running: {left}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip GPU tests where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
