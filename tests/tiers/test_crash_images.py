@@ -58,14 +58,14 @@ def test_power_loss_costs_at_most_the_last_commit(tmp_path):
     recorded = Recorded(tmp_path, seed=5, synced=True)
     assert recorded.kinds["s"] >= LAST - FIRST, "the recorder saw no syncs"
     assert recorded.kinds["w"] > 100, "the recorder saw no writes"
-    verdicts = recorded.verdicts(range(40), lost=1)
+    verdicts = recorded.verdicts(range(25), lost=1)
     assert set(verdicts) <= {"exact", "lost"}, verdicts
     assert len(verdicts) == 2, "losing the last commit was never tried"
 
 
 def test_the_images_show_that_syncing_is_missing(tmp_path):
     recorded = Recorded(tmp_path, seed=5, synced=False)
-    verdicts = recorded.verdicts(range(20), lost=LAST)
+    verdicts = recorded.verdicts(range(10), lost=LAST)
     assert set(verdicts) - {"exact", "lost"}, "a writer that does not sync was not found out"
 
 
