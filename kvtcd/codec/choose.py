@@ -1,60 +1,54 @@
-"""Which codec writes the blocks of a namespace, and the one decoder that reads whatever was written."""
+"""The codec of a namespace: the encoder its policy and profile come to, and a decoder of all that was written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvtcd.codec.coded import Coder
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.lossless import Lossless
-from kvtcd.codec.ports import Encoder
+from kvtcd.codec.ports import Encoded, Encoder
 from kvtcd.codec.profile import Profile
+from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.core.blob import Blob, CodecId
-from kvtcd.core.errors import BadField, BadRequest
+from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
+from kvtcd.core.policy import CodecChoice
 
-CODECS = ("lossless", "kvtc")
-"""Names of the codecs in policies."""
+_LOSSLESS = "lossless"
+_TABLES = 10 << 10
+"""Room for header, sections and padding of a block of eight streams in float32, the most there can be."""
 
 
-def encoder_for(
-    identity: Identity,
-    profile: Profile | None,
-    *,
-    name: str,
-    ratio: int,
-    sinks: int,
-    window: int,
-    device: torch.device | str = "cpu",
-) -> Encoder:
-    """Return the encoder of a namespace's blocks.
+class NamespaceCodec:
+    """Packs and unpacks the blocks of a namespace, in host memory.
 
-    Args:
-        identity: of the namespace.
-        profile: for its model; None has every block stored losslessly.
-        name: one of `CODECS`.
-        ratio: nominal ratio, for codecs that have one.
-        sinks: first tokens of a sequence to keep exact.
-        window: last tokens of a sequence to keep exact.
-        device: where raw blocks lie.
-
-    Raises:
-        BadRequest: an unknown codec, or a ratio the profile has no plan for.
-        ProfileMismatch: a profile of another model.
+    Attributes:
+        name: what blocks are packed with, for people.
+        reason: why that is not what the policy asks for, if so.
     """
-    if name not in CODECS:
-        raise BadRequest("codec.name", f"{name!r} is not one of {', '.join(CODECS)}")
-    if name == "lossless" or profile is None:
-        return Lossless(identity.layout)
-    profile.check(identity)
-    if ratio not in profile.ratios:
-        known = ", ".join(str(known) for known in profile.ratios)
-        raise BadRequest("codec.ratio", f"the profile has plans for {known}, not for {ratio}")
-    return Kvtc(identity.layout, identity.rope, profile, ratio, sinks=sinks, window=window, device=device)
+
+    def __init__(self, encoder: Encoder, decoder: Decoder, name: str, reason: str | None = None) -> None:
+        self._encoder, self._decoder = encoder, decoder
+        self.name, self.reason = name, reason
+
+    def encode(
+        self, raw: npt.NDArray[np.uint8], *, tokens: int, first_token: int | None, after: int
+    ) -> Encoded:
+        """Encode a block given as writable flat bytes; see `Encoder`."""
+        return self._encoder.encode(
+            torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after
+        )
+
+    def decode(self, blob: Blob, out: npt.NDArray[np.uint8]) -> None:
+        """Decode a blob into flat bytes; see `BlobDecoder` and `Decoder`."""
+        self._decoder.decode(blob, torch.from_numpy(out))
 
 
 class Decoder:
@@ -76,23 +70,49 @@ class Decoder:
     ) -> None:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
         self._lossless = Lossless(layout)
-        self._coders: dict[bytes, Coder] = {}
 
     def decode(self, blob: Blob, out: Tensor) -> None:
         """Decode a blob; see `BlobDecoder`.
 
         Raises:
             UnknownProfile: the blob's profile is not to be had.
+            ProfileMismatch: the blob's profile is of another model.
         """
         match blob.header.codec:
             case CodecId.LOSSLESS:
                 self._lossless.decode(blob, out)
             case CodecId.KVTC:
-                self._coder(blob.header.profile).decode(blob, out)
+                profile = self._lookup(blob.header.profile)
+                Coder(self._layout, self._rope, profile, self._device).decode(blob, out)
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
 
-    def _coder(self, digest: bytes) -> Coder:
-        if digest not in self._coders:
-            self._coders[digest] = Coder(self._layout, self._rope, self._lookup(digest), self._device)
-        return self._coders[digest]
+
+def codec_for(identity: Identity, choice: CodecChoice, profiles: ProfileFolder) -> NamespaceCodec:
+    """Return the codec of a namespace; `lossless`, with the reason, where its policy's cannot be had."""
+    layout, rope = identity.layout, identity.rope
+    decoder = Decoder(layout, rope, profiles.get)
+    if choice.name == _LOSSLESS:
+        return NamespaceCodec(Lossless(layout), decoder, _LOSSLESS)
+
+    def losslessly(reason: str) -> NamespaceCodec:
+        return NamespaceCodec(Lossless(layout), decoder, _LOSSLESS, reason)
+
+    if identity.page_format != "canonical":
+        return losslessly(f"page format {identity.page_format} has no map to the canonical one")
+    profile = profiles.find(identity)
+    if profile is None:
+        return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
+    if choice.ratio not in profile.ratios:
+        known = ", ".join(str(ratio) for ratio in profile.ratios)
+        return losslessly(f"profile {profile.digest.hex()} has plans for {known}, not for {choice.ratio}")
+    encoder = Kvtc(layout, rope, profile, choice.ratio, sinks=choice.sinks, window=choice.window)
+    return NamespaceCodec(encoder, decoder, f"{choice.name} {choice.ratio}")
+
+
+def bound(raw_bytes: int) -> int:
+    """Return the largest blob that any codec makes of so many raw bytes.
+
+    Chunks that do not shrink are stored as they are, with four bytes of table for each 16 KiB.
+    """
+    return raw_bytes + raw_bytes // 1024 + _TABLES

@@ -21,7 +21,7 @@ from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
 from kvtcd.codec.rope import Rotation
 from kvtcd.codec.sections import Part, by_run, read, require, write
-from kvtcd.codec.transform import Transform, views
+from kvtcd.codec.transform import views
 from kvtcd.core.blob import BasisId, Blob, CodecId, Kind, Run, Section
 from kvtcd.core.errors import BadField, ProfileMismatch
 from kvtcd.core.identity import Rope
@@ -37,20 +37,30 @@ class Coder:
     Args:
         layout: of the blocks.
         rope: of the rotated streams; None when there are none.
-        profile: made for this model; the caller has checked that.
+        profile: made for a model of these shapes; that it is this very model, the caller has checked.
         device: where the products run, and where raw blocks lie.
+
+    Raises:
+        ProfileMismatch: streams, layers or RoPE differ.
     """
 
     def __init__(
         self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
     ) -> None:
+        origin = profile.origin
+        for what, want, got in (
+            ("streams", layout.streams, origin.streams),
+            ("layers", layout.layers, origin.layers),
+            ("rope", rope, origin.rope),
+        ):
+            if want != got:
+                raise ProfileMismatch(what, want, got)
         self.layout = layout
         self.profile = profile
         self._rope = rope
         self._device = torch.device(device)
         self._transforms = [
-            Transform(found.mean, found.basis, layout.layers, device)
-            for found in (profile.streams[stream.name] for stream in layout.streams)
+            profile.streams[stream.name].transform(layout.layers, self._device) for stream in layout.streams
         ]
 
     def encode(

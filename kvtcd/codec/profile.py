@@ -21,8 +21,9 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from torch import Tensor
 
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
-from kvtcd.core.errors import BadField, Corrupt, Truncated
+from kvtcd.codec.transform import Transform
+from kvtcd.core.errors import BadChecksum, BadField, Truncated
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Stream, canonical_json
 
@@ -57,6 +59,14 @@ class StreamProfile:
     spectrum: Tensor
     total: float
     plans: Mapping[int, Plan]
+    _transforms: dict[str, Transform] = field(default_factory=dict, init=False, repr=False)
+
+    def transform(self, layers: int, device: torch.device) -> Transform:
+        """Return the map between features and coefficients on a device: one for all who use this profile."""
+        name = str(device)
+        if name not in self._transforms:
+            self._transforms[name] = Transform(self.mean, self.basis, layers, device)
+        return self._transforms[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,20 +129,12 @@ def load(path: Path) -> Profile:
     """
     what = f"profile {path.name}"
     with path.open("rb") as file:
-        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if not 0 < header <= _MAX_HEADER:
-            raise BadField(what, f"its header claims {header} bytes; it is no profile")
-        file.seek(0)
         digest = hashlib.file_digest(file, "sha256").digest()
     if len(path.stem) == len(digest.hex()) and path.stem != digest.hex():
-        raise Corrupt(what, f"holds {digest.hex()}; copy it again")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no iterator
-    except SafetensorError as fault:
-        raise Truncated(what, str(fault)) from None
-    origin = Origin.from_json(_json(what, metadata))
+        raise BadChecksum(what, f"holds {digest.hex()}; copy it again")
+    origin = read_origin(path)
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     streams = {stream.name: _stream(what, stream, tensors) for stream in origin.streams}
     if tensors:
         raise BadField(what, f"tensor {min(tensors)} belongs to nothing")
@@ -140,11 +142,33 @@ def load(path: Path) -> Profile:
     return Profile(origin, streams, digest)
 
 
-def _json(what: str, metadata: Mapping[str, str]) -> Any:  # noqa: ANN401 - `Origin.from_json` checks it
+def read_origin(path: Path) -> Origin:
+    """Read only where a profile comes from; its tensors are not looked at.
+
+    Raises:
+        Corrupt: the file is no profile that this release reads.
+        OSError: the file cannot be read.
+    """
+    what = f"profile {path.name}"
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if not 0 < header <= _MAX_HEADER:
+        raise BadField(what, f"its header claims {header} bytes; it is no profile")
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
     try:
-        return json.loads(metadata[_METADATA])
+        return Origin.from_json(json.loads(metadata[_METADATA]))
     except (KeyError, ValueError):
         raise BadField(what, "has no metadata of a profile") from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as fault:
+        raise Truncated(f"profile {path.name}", str(fault)) from None
 
 
 def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProfile:

@@ -1,0 +1,61 @@
+"""The folder of profiles: which one fits a namespace, and the one that a blob names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin
+from kvtcd.core.errors import KvtcdError, ProfileMismatch, UnknownProfile
+from kvtcd.core.identity import Identity
+
+_log = logging.getLogger(__name__)
+
+
+class ProfileFolder:
+    """Profiles in a folder, each loaded once. Blocking; from any thread.
+
+    The folder is read anew at every search, so a profile that is copied there serves the next namespace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loaded: dict[bytes, Profile] = {}
+
+    def find(self, identity: Identity) -> Profile | None:
+        """Return the newest profile that fits a namespace; damaged files are passed over with a warning."""
+        for path in sorted(self._path.glob(f"*{SUFFIX}"), key=_age, reverse=True):
+            try:
+                read_origin(path).check(identity)
+                return self._load(path)
+            except ProfileMismatch:
+                continue
+            except (KvtcdError, OSError) as fault:
+                _log.warning("%s is passed over: %s", path, fault)
+        return None
+
+    def get(self, digest: bytes) -> Profile:
+        """Return the profile with a digest.
+
+        Raises:
+            UnknownProfile: it is not in the folder.
+            Corrupt: its file is damaged.
+        """
+        if digest in self._loaded:
+            return self._loaded[digest]
+        try:
+            return self._load(self._path / (digest.hex() + SUFFIX))
+        except OSError:
+            raise UnknownProfile(digest) from None
+
+    def _load(self, path: Path) -> Profile:
+        profile = load(path)
+        return self._loaded.setdefault(profile.digest, profile)
+
+
+def _age(path: Path) -> tuple[int, str]:
+    """Sort key: modification time, then name, so that the choice does not depend on the file system."""
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except OSError:
+        return 0, path.name
