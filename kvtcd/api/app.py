@@ -17,10 +17,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 from kvtcd.api import batches, blocks, namespaces, operate
 from kvtcd.api.auth import identify, peer
 from kvtcd.api.guard import expect_later, guard
-from kvtcd.api.limits import Connections, InFlight, Limits
+from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import problems
-from kvtcd.api.state import AUTHENTICATE, CONNECTIONS, IN_FLIGHT, LIMITS, OPERATIONS, SERVICE
+from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.core.keys import KEY_PATTERN
@@ -29,6 +29,8 @@ from kvtcd.engine.service import Service
 KEEPALIVE_S = 15.0
 LINGER_S = 2.0
 """How long the rest of a refused body is read, so that its sender gets to see the answer."""
+CUT_S = 0.5
+"""How long a request that outlasted the drain gets to notice that it is cancelled."""
 READ_BUFFER = 1 << 20
 
 _NS = f"/v1/namespaces/{{ns:{NAMESPACE_NAME}}}"
@@ -71,7 +73,7 @@ def create_app(
     app[LIMITS] = limits
     app[AUTHENTICATE] = authenticate
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
-    app[CONNECTIONS] = Connections(limits.connections)
+    app[TRAFFIC] = Traffic(limits.connections)
     app[OPERATIONS] = Operations(limits.operations)
     for method, path, handler in _ROUTES:
         app.router.add_route(method, path, handler, expect_handler=expect_later)
@@ -83,43 +85,48 @@ async def _end_operations(app: web.Application) -> None:
     await app[OPERATIONS].close()
 
 
-def runner(app: web.Application) -> web.AppRunner:
-    """Return what runs an application, with every setting of aiohttp that matters chosen on purpose."""
-    return web.AppRunner(
-        app,
-        access_log=None,  # requests are counted; their targets hold keys, which are not logged
-        logger=_logger(),
-        auto_decompress=False,
-        handler_cancellation=True,  # a client that has gone must hold neither room nor blocks
-        keepalive_timeout=KEEPALIVE_S,
-        lingering_time=LINGER_S,
-        read_bufsize=READ_BUFFER,
-        shutdown_timeout=app[LIMITS].shutdown_s,
-    )
+class Runner(web.AppRunner):
+    """Runs an application, with every setting of aiohttp that matters chosen on purpose."""
+
+    def __init__(self, app: web.Application) -> None:
+        super().__init__(
+            app,
+            access_log=None,  # requests are counted; their targets hold keys, which are not logged
+            logger=_logger(),
+            auto_decompress=False,
+            handler_cancellation=True,  # a client that has gone must hold neither room nor blocks
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            read_bufsize=READ_BUFFER,
+            shutdown_timeout=CUT_S,
+        )
+
+    async def cleanup(self) -> None:
+        """Accept no more connections, let requests end for `Limits.shutdown_s`, then cut the rest."""
+        for site in self.sites:
+            await site.stop()
+        # aiohttp's own cleanup throws away what arrives from here on, and with it every upload under way.
+        await self.app[TRAFFIC].drain(self.app[LIMITS].shutdown_s)
+        await super().cleanup()
 
 
-async def start(app: web.Application, path: Path) -> web.AppRunner:
-    """Serve an application on a Unix socket, mode 0660, until the runner's `cleanup`.
+async def start(app: web.Application, path: Path) -> Runner:
+    """Serve an application on a Unix socket, mode 0660, until the runner's `cleanup`, which removes it.
 
     Raises:
         AlreadyRunning: somebody listens there.
         ConfigError: there is something else than a socket.
     """
+    listener, inode = await asyncio.to_thread(listen, path)
 
     async def remove(_app: web.Application) -> None:
         await asyncio.to_thread(_unlink, path, inode)
 
     app.on_cleanup.append(remove)
-    running = runner(app)
-    await running.setup()
-    try:
-        listener, inode = await asyncio.to_thread(listen, path)
-        await web.SockSite(running, listener).start()
-    except BaseException:
-        app.on_cleanup.clear()
-        await running.cleanup()
-        raise
-    return running
+    runner = Runner(app)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    return runner
 
 
 def listen(path: Path) -> tuple[socket.socket, int]:

@@ -39,7 +39,8 @@ def require_type(request: web.Request, *allowed: str) -> str:
     Raises:
         HTTPUnsupportedMediaType: it is none of those allowed.
     """
-    if request.content_type not in allowed:
+    # Without the header aiohttp assumes octets; demanding it keeps plain forms of web pages out.
+    if not request.headers.get("Content-Type") or request.content_type not in allowed:
         raise web.HTTPUnsupportedMediaType(text=f"send Content-Type: {' or '.join(allowed)}")
     return request.content_type
 

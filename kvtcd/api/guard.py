@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from kvtcd.api.auth import Handler
-from kvtcd.api.state import CONNECTIONS
+from kvtcd.api.state import TRAFFIC
 
 
 @web.middleware
@@ -16,7 +16,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     their requests with ``Origin`` and ``Sec-Fetch-Site``. Bodies are counted in bytes as they come, so none
     may unfold into more (``Content-Encoding``).
     """
-    if not request.app[CONNECTIONS].admit(request):
+    traffic = request.app[TRAFFIC]
+    if not traffic.admit(request):
         refused = web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "1"})
         refused.force_close()
         raise refused
@@ -29,7 +30,11 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise web.HTTPUnsupportedMediaType(text="bodies must not be compressed")
     if headers.get("Expect", "100-continue").lower() != "100-continue":
         raise web.HTTPExpectationFailed(text="only 'Expect: 100-continue' is understood")
-    return await handler(request)
+    with traffic.under_way():
+        response = await handler(request)
+    if traffic.closing:
+        response.force_close()
+    return response
 
 
 async def expect_later(request: web.Request) -> None:

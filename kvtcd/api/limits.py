@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -92,25 +92,48 @@ class InFlight:
                 del self._held[tenant]
 
 
-class Connections:
-    """Connections that have sent a request; aiohttp bounds none, and closes idle ones by itself.
+class Traffic:
+    """Connections that have sent a request, and requests under way; aiohttp bounds neither.
 
     Args:
-        limit: how many at once.
+        limit: connections at once. Idle ones that never asked for anything are closed by aiohttp.
     """
 
     def __init__(self, limit: int) -> None:
+        self.closing = False
         self._limit = limit
-        self._known: WeakSet[asyncio.Transport] = WeakSet()
+        self._connections: WeakSet[asyncio.Transport] = WeakSet()
+        self._requests = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
 
     def admit(self, request: web.Request) -> bool:
         """Tell whether the connection of a request is one of the first `limit`."""
         transport = request.transport
-        if transport is None or transport in self._known:
+        if transport is None or transport in self._connections:
             return True
-        if len(self._known) >= self._limit:
-            self._known = WeakSet(known for known in self._known if not known.is_closing())
-        if len(self._known) >= self._limit:
+        if len(self._connections) >= self._limit:
+            self._connections = WeakSet(known for known in self._connections if not known.is_closing())
+        if len(self._connections) >= self._limit:
             return False
-        self._known.add(transport)
+        self._connections.add(transport)
         return True
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Count a request while it is handled."""
+        self._requests += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._quiet.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Let requests end, and connections with them."""
+        self.closing = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()

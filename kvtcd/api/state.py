@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from kvtcd.api.limits import Connections, InFlight, Limits
+from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
 from kvtcd.engine.service import Service
 
 SERVICE = web.AppKey("service", Service)
 LIMITS = web.AppKey("limits", Limits)
 IN_FLIGHT = web.AppKey("in_flight", InFlight)
-CONNECTIONS = web.AppKey("connections", Connections)
+TRAFFIC = web.AppKey("traffic", Traffic)
 OPERATIONS = web.AppKey("operations", Operations)
 AUTHENTICATE: web.AppKey[Callable[[web.Request], str]] = web.AppKey("authenticate")
 

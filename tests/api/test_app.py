@@ -1,0 +1,229 @@
+"""The application as a whole: its routes, its socket, its start and end, and what errors show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+from support.http import NS, TENANT_HEADER, by_header, closed, running
+from support.toy import BLOCK_TOKENS, IDENTITY, block
+
+from kvtcd import __version__
+from kvtcd.api.app import Runner, create_app, listen, start
+from kvtcd.api.auth import peer
+from kvtcd.api.limits import Limits
+from kvtcd.api.state import TRAFFIC
+from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
+from kvtcd.core.messages import Info
+
+pytestmark = pytest.mark.asyncio
+
+ROUTES = """
+DELETE /v1/namespaces/{ns}
+DELETE /v1/namespaces/{ns}/blocks/{key}
+GET /healthz
+GET /metrics
+GET /readyz
+GET /v1
+GET /v1/namespaces
+GET /v1/namespaces/{ns}
+GET /v1/namespaces/{ns}/blocks/{key}
+GET /v1/operations/{id}
+GET /v1/stats
+HEAD /v1/namespaces/{ns}/blocks/{key}
+POST /v1/namespaces/{ns}/blocks:flush
+POST /v1/namespaces/{ns}/blocks:get
+POST /v1/namespaces/{ns}/blocks:put
+POST /v1/namespaces/{ns}/demote
+POST /v1/namespaces/{ns}/match
+PUT /v1/namespaces/{ns}
+PUT /v1/namespaces/{ns}/blocks/{key}
+"""
+
+
+async def test_these_are_all_the_routes_and_nobody_gets_past_any_without_a_tenant():
+    def nobody(_request: web.Request) -> str:
+        raise web.HTTPUnauthorized
+
+    async with running(authenticate=nobody) as daemon:
+        routes = [f"{r.method} {r.resource.canonical}" for r in daemon.app.router.routes()]
+        assert sorted(routes) == ROUTES.split("\n")[1:-1]
+        for route in daemon.app.router.routes():
+            path = route.resource.canonical.format(ns="demo", key="ab", id="0" * 32)
+            async with daemon.request(route.method, path) as answer:
+                assert answer.status == 401
+
+
+async def test_info_probes_stats_and_metrics():
+    async with running() as daemon:
+        await daemon.register()
+        service = daemon.toy.service
+        async with daemon.request("GET", "/v1") as answer:
+            assert Info.from_json(await answer.json()) == Info(__version__, 1, service.boot_id)
+        async with daemon.request("GET", "/v1/stats") as answer:
+            stats = await answer.json()
+            assert (stats["boot_id"], stats["blocks"], stats["namespaces"]) == (service.boot_id, 0, 1)
+        async with daemon.request("GET", "/metrics") as answer:
+            assert answer.content_type == "text/plain"
+            names = {family.name for family in text_string_to_metric_families(await answer.text())}
+            assert "kvtcd_used_bytes" in names
+        for state, status in ((False, 200), (True, 503)):
+            service.draining = state
+            async with daemon.request("GET", "/readyz") as answer:
+                assert answer.status == status
+            async with daemon.request("GET", "/healthz") as answer:
+                assert answer.status == 200
+
+
+async def test_unknown_paths_and_verbs_are_problems_too():
+    async with running() as daemon:
+        async with daemon.request("GET", "/v2") as answer:
+            assert (answer.status, answer.content_type) == (404, "application/problem+json")
+        async with daemon.request("PATCH", NS) as answer:
+            assert answer.status == 405
+            assert answer.headers["Allow"] == "DELETE,GET,PUT"
+            assert (await answer.json())["type"] == "about:blank"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "shown"),
+    [
+        (ZeroDivisionError("secret"), 500, False),
+        (UnknownProfile(b"\1" * 32), 500, False),
+        (StoreFailed("commit", "EIO"), 500, True),
+    ],
+)
+async def test_unexpected_errors_are_logged_and_show_nothing(error, status, shown, caplog):
+    async with running() as daemon:
+        await daemon.register()
+        with patch.object(type(daemon.toy.service), "match", side_effect=error):
+            async with daemon.request("POST", f"{NS}/match", json={"keys": ["abcdef12"]}) as answer:
+                assert answer.status == status
+                assert (str(error) in await answer.text()) == shown
+        if not shown:
+            assert str(error) in caplog.text
+        assert "abcdef12" not in caplog.text
+        async with daemon.request("POST", f"{NS}/match", json={"keys": ["ab"]}) as answer:
+            assert answer.status == 200
+
+
+async def test_a_peer_on_the_socket_is_its_uid_and_one_by_tcp_is_nobody():
+    async with running(authenticate=peer) as daemon:
+        await daemon.register()
+        assert daemon.toy.service.namespaces(f"uid:{os.getuid()}")
+        async with daemon.request(
+            "PUT", NS, json=IDENTITY.to_json(), headers={TENANT_HEADER: "uid:9"}
+        ) as answer:
+            assert answer.status == 200
+        assert not daemon.toy.service.namespaces("uid:9"), "no header names a tenant"
+
+        runner = Runner(create_app(daemon.toy.service, Limits()))
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            reader, writer = await asyncio.open_connection(*runner.addresses[0])
+            writer.write(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
+            await closed(writer)
+        finally:
+            await runner.cleanup()
+
+
+async def test_the_socket_is_for_owner_and_group_and_goes_with_the_daemon():
+    before = os.umask(0)
+    try:
+        async with running() as daemon:
+            path = daemon.socket
+            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+            assert os.umask(0) == 0, "the process's umask is back"
+        assert not path.exists()
+    finally:
+        os.umask(before)
+
+
+async def test_a_second_daemon_on_a_live_socket_is_refused_and_harms_nothing():
+    async with running() as daemon:
+        app = create_app(daemon.toy.service, Limits(), authenticate=by_header)
+        with pytest.raises(AlreadyRunning):
+            await start(app, daemon.socket)
+        async with daemon.request("GET", "/healthz") as answer:
+            assert answer.status == 200
+
+
+def short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path()  # relative: a socket's path has at most 107 bytes
+
+
+async def test_a_socket_left_behind_is_replaced(tmp_path, monkeypatch):
+    path = short_folder(tmp_path, monkeypatch) / "s"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    listener, inode = await asyncio.to_thread(listen, path)
+    listener.close()
+    assert path.stat().st_ino == inode
+
+
+async def test_something_else_in_the_place_of_the_socket_is_left_alone(tmp_path, monkeypatch):
+    path = short_folder(tmp_path, monkeypatch) / "s"
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="not a socket"):
+        await asyncio.to_thread(listen, path)
+    assert path.read_text() == "precious"
+    with pytest.raises(ConfigError, match="cannot be bound"):
+        await asyncio.to_thread(listen, path.parent / "missing" / "s")
+
+
+async def test_requests_under_way_end_before_the_daemon_does():
+    async with running() as daemon:
+        await daemon.register()
+        reader, writer = await asyncio.open_unix_connection(daemon.socket)
+        writer.write(
+            f"PUT {NS}/blocks/ab?tokens={BLOCK_TOKENS} HTTP/1.1\r\nHost: kvtcd\r\nContent-Length: "
+            f"{len(block(1))}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
+            + block(1)[:100]
+        )
+        await asyncio.sleep(0.1)
+        stopping = asyncio.create_task(daemon.runner.cleanup())
+        await asyncio.sleep(0.1)
+        assert not stopping.done()
+        writer.write(block(1)[100:])
+        assert (await reader.read()).startswith(b"HTTP/1.1 201 ")
+        await stopping
+        await closed(writer)
+        assert daemon.blocks() == 1
+
+
+async def test_a_request_that_outlasts_the_drain_is_cut_and_its_room_given_back():
+    async with running(Limits(shutdown_s=0.2)) as daemon:
+        await daemon.register()
+        reader, writer = await asyncio.open_unix_connection(daemon.socket)
+        writer.write(
+            f"PUT {NS}/blocks/ab?tokens={BLOCK_TOKENS} HTTP/1.1\r\nHost: kvtcd\r\nContent-Length: "
+            f"{len(block(1))}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
+        )
+        await asyncio.sleep(0.1)
+        assert daemon.toy.catalog.residents.entries
+        async with asyncio.timeout(3):
+            await daemon.runner.cleanup()
+        assert await reader.read() == b""
+        await closed(writer)
+        await daemon.settled()
+        assert not daemon.toy.catalog.residents.entries
+
+
+async def test_while_the_daemon_ends_each_answer_ends_its_connection():
+    async with running() as daemon:
+        daemon.app[TRAFFIC].closing = True
+        answer = await daemon.raw(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"Connection: close\r\n" in answer

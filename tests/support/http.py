@@ -1,0 +1,127 @@
+"""The whole stack behind a Unix socket, in one process: client, HTTP, service, memory, disk."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from support.invariants import check
+from support.toy import IDENTITY, ToyService, toy_service
+
+from kvtcd.api.app import create_app, start
+from kvtcd.api.limits import Limits
+from kvtcd.api.state import IN_FLIGHT
+from kvtcd.core.residency import State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from aiohttp import web
+
+    from kvtcd.core.identity import Identity
+
+TENANT_HEADER = "Test-Tenant"
+NS = "/v1/namespaces/demo"
+
+
+def by_header(request: web.Request) -> str:
+    """Authenticate by a header, so that one process can be several tenants."""
+    return request.headers.get(TENANT_HEADER, "uid:1")
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection, whatever the other side did."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Wait until something is true; fail after 5 seconds."""
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - what is waited for knows nothing of tests
+            await asyncio.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A running daemon, and a session that talks to it."""
+
+    toy: ToyService
+    app: web.Application
+    runner: web.AppRunner
+    socket: Path
+    session: aiohttp.ClientSession
+
+    def request(self, method: str, path: str, **kwargs: Any) -> Any:
+        """Start a request; `path` begins with a slash."""
+        return self.session.request(method, f"http://kvtcd{path}", **kwargs)
+
+    async def register(self, identity: Identity = IDENTITY, **headers: str) -> None:
+        """Register the namespace of `NS`."""
+        async with self.request("PUT", NS, json=identity.to_json(), headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def raw(self, data: bytes, *, wait: float = 5.0) -> bytes:
+        """Send bytes, and return what comes back until the daemon closes or `wait` seconds are over."""
+        reader, writer = await asyncio.open_unix_connection(self.socket)
+        writer.write(data)
+        answer = bytearray()
+        try:
+            async with asyncio.timeout(wait):
+                while piece := await reader.read(1 << 16):
+                    answer += piece
+        except (TimeoutError, ConnectionError):
+            pass
+        await closed(writer)
+        return bytes(answer)
+
+    def blocks(self) -> int:
+        """Blocks that can be served."""
+        catalog = self.toy.catalog
+        return sum(bool(catalog.tiers(key)) for key in catalog.residents.entries)
+
+    async def settled(self) -> None:
+        """Wait for a moment in which nothing is held for anybody; fail if it does not come."""
+        await until(lambda: not self.held())
+        check(self.toy.catalog)
+
+    def held(self) -> list[object]:
+        """Return all that is held for somebody right now."""
+        entries = self.toy.catalog.residents.entries.values()
+        moving = [c for e in entries for c in e.copies.values() if c.state is not State.READY]
+        pinned = [e for e in entries if e.pins or e.readers or e.transfer]
+        return (
+            [self.app[IN_FLIGHT].held, *moving, *pinned]
+            if moving or pinned or self.app[IN_FLIGHT].held
+            else []
+        )
+
+
+@asynccontextmanager
+async def running(
+    limits: Limits | None = None, *, authenticate: Any = by_header, **toy: Any
+) -> AsyncIterator[Daemon]:
+    """Run a daemon. Nothing may be held for anybody at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="kvtcd-"))  # short: a socket's path has at most 107 bytes
+    try:
+        async with toy_service(folder / "state", **toy) as built:
+            app = create_app(built.service, limits or Limits(shutdown_s=2), authenticate=authenticate)
+            socket = folder / "socket"
+            runner = await start(app, socket)
+            try:
+                connector = aiohttp.UnixConnector(str(socket))
+                async with aiohttp.ClientSession(connector=connector) as session:
+                    daemon = Daemon(built, app, runner, socket, session)
+                    yield daemon
+                    await daemon.settled()
+            finally:
+                await runner.cleanup()
+    finally:
+        shutil.rmtree(folder)
