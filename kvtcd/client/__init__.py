@@ -1,0 +1,1 @@
+"""What a program that uses kvtcd imports; loads neither torch nor numba."""
