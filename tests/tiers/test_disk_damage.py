@@ -1,16 +1,17 @@
 """Damaged files: never a wrong record accepted, never the end of the process."""
 
 import collections
+import os
 import shutil
 import signal
 
 import pytest
 from support.crash import workload
-from support.crash.damage import DAMAGES, damage
-from support.crash.sealed import key_of
+from support.crash.damage import DAMAGES, damage, hash_of
+from support.crash.sealed import key_of, seal
 from support.crash.zygote import Zygote
 
-from kvtcd.tiers.disk import Environment
+from kvtcd.tiers.disk import PAGE, Environment
 
 SEED = 21
 STEPS = 25
@@ -26,11 +27,9 @@ class Filled:
         workload.run(environment, SEED, iter(range(STEPS)), lambda *_: None)
         environment.rewrite(lambda _: True, {"name": b"identity"})  # few free pages: damage hits what is used
         environment.close()
-        # Every (key, version) that was ever stored: an old one is stale, not wrong.
-        steps = {number: workload.step(SEED, number) for number in range(STEPS)}
-        self.versions = {
-            (key_of(index).hex(), number) for number, step in steps.items() for index in step.puts
-        }
+        # Every record that was ever stored: an old one is stale, not wrong.
+        records = [put for number in range(STEPS) for put in workload.step(SEED, number).records()]
+        self.stored = {(put.key.hex(), hash_of(put.envelope, put.blob)) for put in records}
 
     def damaged(self, kind, condition, draws):
         """Open copies with one random damage each; return how often each thing was seen."""
@@ -48,7 +47,7 @@ class Filled:
                 assert outcome.checked()["quarantined"], path.name
             found = outcome.checked()
             shutil.rmtree(path)
-            assert {tuple(record) for record in found["accepted"]} <= self.versions, path.name
+            assert {tuple(record) for record in found["accepted"]} <= self.stored, path.name
             seen["accepted"] += len(found["accepted"])
             for what in ("quarantined", "refused", "missing", "failed"):
                 seen[what] += bool(found[what])
@@ -77,6 +76,23 @@ def test_much_damage_neither(filled, kind, condition):
 def test_without_a_digest_the_same_damage_would_pass(filled):
     seen = filled.damaged("bit", "clean", range(12))
     assert seen["refused"], "flipped bits were never read, so nothing was tested"
+
+
+@pytest.mark.parametrize("pages", [1, 2, 5, 30])
+def test_a_missing_tail_costs_the_record_that_lay_there(filled, tmp_path, pages):
+    path = tmp_path / "environment"
+    environment = Environment(path, quota=workload.QUOTA)
+    for index in range(6):
+        environment.write([seal(key_of(index), index, 200_000)], [])
+    environment.write([seal(key_of(6), 6, 700_000)], [])
+    environment.put_namespace("name", b"identity")  # leaves one free page at the end, after the last blob
+    environment.close()
+    [data] = path.glob("*/data.mdb")
+    os.truncate(data, data.stat().st_size - pages * PAGE)
+    seen = filled.zygote.call("inspect", path=str(path)).checked()
+    assert not seen["quarantined"]
+    assert seen["refused"] == (pages > 1)
+    assert len(seen["accepted"]) == 7 - seen["refused"]
 
 
 def test_damaged_files_are_kept_twice_and_no_more(tmp_path):
