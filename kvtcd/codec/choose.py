@@ -1,4 +1,4 @@
-"""The codec of a namespace: the encoder its policy and profile come to, and a decoder of all that was written."""
+"""The codec of a namespace: an encoder by policy and profile, and a decoder of all that was ever written."""
 
 from __future__ import annotations
 

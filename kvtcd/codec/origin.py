@@ -11,6 +11,8 @@ from kvtcd.core.identity import Identity, Rope, rope_from_json
 from kvtcd.core.layout import Stream
 
 _FORMAT = 1
+_LISTS = frozenset({"curve", "streams", "texts"})
+_INTEGERS = frozenset({"layers", "seed", "sinks", "tokens"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,9 @@ class Origin:
             if version != _FORMAT:
                 raise BadVersion("profile", f"format {version}; this release reads {_FORMAT}")
             rope = fields.pop("rope")
+            for name, value in fields.items():
+                if type(value) is not (list if name in _LISTS else int if name in _INTEGERS else str):
+                    raise BadField("profile", f"metadata: {name} is {value!r}")
             return cls(
                 rope=None if rope is None else rope_from_json(rope),
                 streams=tuple(Stream(**{**s, "rope": bool(s["rope"])}) for s in fields.pop("streams")),

@@ -1,6 +1,7 @@
 """Interchange with zlib, and bytes that are not what they should be."""
 
 import os
+import tracemalloc
 import zlib
 
 import pytest
@@ -14,7 +15,9 @@ from kvtcd.core.layout import Dtype
 
 contents = st.one_of(
     st.binary(min_size=1, max_size=3 * CHUNK_BYTES),
-    st.builds(lambda unit, n: (unit * n)[: 3 * CHUNK_BYTES], st.binary(min_size=1, max_size=9), st.integers(1, 9999)),
+    st.builds(
+        lambda unit, n: (unit * n)[: 3 * CHUNK_BYTES], st.binary(min_size=1, max_size=9), st.integers(1, 9999)
+    ),
 )
 
 
@@ -89,8 +92,6 @@ def test_a_chunk_that_is_not_exactly_its_declared_bytes_is_refused(packed):
 
 
 def test_a_bomb_costs_no_more_than_a_chunk():
-    import tracemalloc
-
     bomb = raw_deflate(bytes(CHUNK_BYTES - 1) + bytes(8_000_000))[:8000]
     blob, section = blob_of(bytes(CHUNK_BYTES), [Chunk(bomb, stored=False)])
     out = memoryview(bytearray(CHUNK_BYTES))

@@ -4,7 +4,9 @@ import torch
 from kvtcd.codec.plan import Band, Group, Plan
 from kvtcd.core.errors import BadField
 
-PLAN = Plan((Group(0, 1, 2), Group(1, 1, 2), Group(16, 16, 8), Group(32, 16, 8), Group(48, 16, 4), Group(80, 16, 4)))
+PLAN = Plan(
+    (Group(0, 1, 2), Group(1, 1, 2), Group(16, 16, 8), Group(32, 16, 8), Group(48, 16, 4), Group(80, 16, 4))
+)
 
 
 def test_neighbours_of_one_size_and_width_form_a_band():

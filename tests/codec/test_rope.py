@@ -57,7 +57,9 @@ def test_rotation_is_what_a_llama_does_to_its_keys_even_far_out(rope):
 
 
 @pytest.mark.parametrize(
-    "rope", [DEFAULT, LLAMA3, YARN, PARTIAL, NEIGHBOURS], ids=["default", "llama3", "yarn", "partial", "neighbours"]
+    "rope",
+    [DEFAULT, LLAMA3, YARN, PARTIAL, NEIGHBOURS],
+    ids=["default", "llama3", "yarn", "partial", "neighbours"],
 )
 @pytest.mark.parametrize("first_token", [0, 3_000])
 def test_rotation_is_complex_multiplication_and_its_inverse_undoes_it(rope, first_token):

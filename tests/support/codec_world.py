@@ -14,6 +14,7 @@ import torch
 from kvtcd.codec.basis import Moments
 from kvtcd.codec.fit import fit_profile
 from kvtcd.codec.origin import Origin, Text
+from kvtcd.codec.rope import inverse_frequencies
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
 from kvtcd.core.layout import Dtype, Layout, Stream, kv_layout
 
@@ -28,7 +29,8 @@ WEIGHTS = "5e" * 32
 DEFAULT = Rope(RopeKind.DEFAULT, 10_000.0, 16)
 LINEAR = Rope(RopeKind.LINEAR, 10_000.0, 16, factor=4.0)
 LLAMA3 = Rope(
-    RopeKind.LLAMA3, 500_000.0, 16, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+    RopeKind.LLAMA3, 500_000.0, 16, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position=64,
 )  # fmt: skip
 YARN = Rope(
     RopeKind.YARN, 10_000.0, 16, factor=4.0, original_max_position=64, beta_fast=32.0, beta_slow=1.0,
@@ -55,7 +57,9 @@ def rotated(x: Tensor, rope: Rope, frequencies: Tensor, factor: float, first_tok
     x = x.to(torch.float64)
     half = rope.rotary_dim // 2
     positions = torch.arange(first_token, first_token + x.shape[-3], dtype=torch.float64)
-    turn = torch.polar(torch.tensor(factor, dtype=torch.float64), torch.outer(positions, frequencies.double()))
+    turn = torch.polar(
+        torch.tensor(factor, dtype=torch.float64), torch.outer(positions, frequencies.double())
+    )
     turning, rest = x[..., : rope.rotary_dim], x[..., rope.rotary_dim :]
     if rope.pairing is Pairing.HALVES:
         planes = torch.complex(turning[..., :half], turning[..., half:]) * turn[:, None]
@@ -74,7 +78,7 @@ class World:
     noise: float = 0.05
 
     def rows(self, tokens: int, seed: int) -> dict[str, Tensor]:
-        """Draw unrotated rows, float32 ``[tokens, p]``, of each stream: low rank, an offset, a little noise."""
+        """Draw unrotated rows, float32 ``[tokens, p]``, of each stream: low rank, offset, noise."""
         draw = torch.Generator().manual_seed(seed)
         fixed = torch.Generator().manual_seed(7)
         out: dict[str, Tensor] = {}
@@ -89,8 +93,6 @@ class World:
 
     def block(self, tokens: int, seed: int, first_token: int = 0) -> Tensor:
         """Draw a raw block, flat uint8, as an engine would hold it: after RoPE."""
-        from kvtcd.codec.rope import inverse_frequencies
-
         frequencies, factor = inverse_frequencies(self.rope)
         parts = []
         for stream in self.layout.streams:
@@ -115,8 +117,8 @@ class World:
     def identity(self) -> Identity:
         """The namespace of this model."""
         return Identity(
-            engine="test", hash_scheme="kvtcd-chain-v1", model="synthetic", weights=WEIGHTS, layout=self.layout,
-            rope=self.rope, block_tokens=32,
+            engine="test", hash_scheme="kvtcd-chain-v1", model="synthetic", weights=WEIGHTS,
+            layout=self.layout, rope=self.rope, block_tokens=32,
         )  # fmt: skip
 
     @property

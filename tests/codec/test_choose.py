@@ -1,0 +1,94 @@
+"""Which codec a namespace gets, through the interface the engine uses: numpy bytes in host memory."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.codec_world import DEFAULT, World, centred_error, kv, mla
+
+from kvtcd.codec.choose import bound, codec_for
+from kvtcd.codec.profile import store
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.blob import CodecId, parse
+from kvtcd.core.layout import Dtype
+from kvtcd.core.policy import CodecChoice
+
+WORLD = World(kv())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profiles")
+    store(WORLD.profile()[1], path)
+    return ProfileFolder(path)
+
+
+def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
+    codec = codec_for(WORLD.identity, CodecChoice(ratio=4, window=0), folder)
+    assert (codec.name, codec.reason) == ("kvtc 4", None)
+    raw = WORLD.block(32, seed=1, first_token=64)
+    packed = codec.encode(raw.numpy(), tokens=32, first_token=64, after=0)
+    assert packed.codec is CodecId.KVTC
+    out = np.zeros(raw.numel(), np.uint8)
+    codec.decode(parse(memoryview(packed.blob)), out)
+    got, want = WORLD.values(WORLD.block(32, 1, 64).new_tensor(out), 32), WORLD.values(raw, 32)
+    assert centred_error(got["v"], want["v"]) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("identity", "choice", "reason"),
+    [
+        (World(kv(layers=2)).identity, CodecChoice(), "no profile"),
+        (WORLD.identity, CodecChoice(ratio=5), "plans for 4, 8, not for 5"),
+        (
+            dataclasses.replace(WORLD.identity, page_format="vllm-nhd"),
+            CodecChoice(ratio=4),
+            "page format vllm-nhd",
+        ),
+        (dataclasses.replace(WORLD.identity, scales="fp8"), CodecChoice(ratio=4), "no profile"),
+    ],
+)
+def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identity, choice, reason):
+    codec = codec_for(identity, choice, folder)
+    assert codec.name == "lossless"
+    assert reason in codec.reason
+    raw = World(identity.layout).block(8, seed=2).numpy()
+    packed = codec.encode(raw, tokens=8, first_token=0, after=0)
+    out = np.empty_like(raw)
+    codec.decode(parse(memoryview(packed.blob)), out)
+    assert (out == raw).all()
+
+
+def test_a_lossless_policy_needs_no_reason_and_still_reads_coded_blobs(folder):
+    coding = codec_for(WORLD.identity, CodecChoice(ratio=4), folder)
+    plain = codec_for(WORLD.identity, CodecChoice(name="lossless"), folder)
+    assert (plain.name, plain.reason) == ("lossless", None)
+    raw = WORLD.block(200, seed=3).numpy()
+    packed = coding.encode(raw, tokens=200, first_token=0, after=0)
+    assert packed.codec is CodecId.KVTC
+    out, same = np.empty_like(raw), np.empty_like(raw)
+    plain.decode(parse(memoryview(packed.blob)), out)
+    coding.decode(parse(memoryview(packed.blob)), same)
+    assert (out == same).all()
+
+
+@pytest.mark.parametrize(
+    "world",
+    [World(kv(d)) for d in Dtype] + [World(mla(Dtype.F32), DEFAULT)],
+    ids=["f32", "bf16", "f16", "mla"],
+)
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_no_blob_exceeds_the_bound_not_even_of_noise(tmp_path, world, tokens):
+    store(world.profile(ratios=(1, 4))[1], tmp_path)
+    profiles = ProfileFolder(tmp_path)
+    noise = np.random.default_rng(1).integers(0, 256, world.layout.nbytes(tokens), dtype=np.uint8)
+    real = world.block(tokens, seed=4, first_token=2).numpy()
+    for choice in (
+        CodecChoice(ratio=1, window=1),
+        CodecChoice(ratio=4, window=1),
+        CodecChoice(name="lossless"),
+    ):
+        codec = codec_for(world.identity, choice, profiles)
+        for raw in (noise, real):
+            packed = codec.encode(raw, tokens=tokens, first_token=2, after=0)
+            assert len(packed.blob) <= bound(raw.size)

@@ -1,0 +1,240 @@
+"""Profile files: equal content is equal bytes, and nothing damaged or foreign is accepted."""
+
+import dataclasses
+import hashlib
+import json
+import os
+
+import pytest
+import torch
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as write_tensors
+from support.codec_world import LLAMA3, World, kv, mla
+
+from kvtcd.codec.origin import Origin
+from kvtcd.codec.plan import Group, Plan
+from kvtcd.codec.profile import build, load, store
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.errors import BadField, BadVersion, Corrupt, ProfileMismatch, UnknownProfile
+from kvtcd.core.layout import Dtype
+
+WORLD = World(kv())
+
+
+@pytest.fixture(scope="module")
+def made():
+    return WORLD.profile()
+
+
+@pytest.mark.parametrize("world", [WORLD, World(kv(), LLAMA3), World(mla())], ids=["kv", "llama3", "mla"])
+def test_a_profile_survives_its_file(world, tmp_path):
+    profile, data = world.profile()
+    path = store(data, tmp_path)
+    assert path.name == hashlib.sha256(data).hexdigest() + ".safetensors"
+    again = load(path)
+    assert (again.origin, again.digest) == (profile.origin, profile.digest)
+    assert again.digest == hashlib.sha256(path.read_bytes()).digest()
+    assert again.ratios == (4, 8)
+    for name, stream in profile.streams.items():
+        for field in ("mean", "basis", "spectrum"):
+            assert torch.equal(getattr(again.streams[name], field), getattr(stream, field))
+        assert again.streams[name].plans == stream.plans
+        assert again.streams[name].total == pytest.approx(stream.total)
+
+
+def test_equal_content_gives_equal_bytes(made):
+    profile, data = made
+    assert build(profile.origin, profile.streams)[1] == data
+    shuffled = {
+        name: dataclasses.replace(stream, plans=dict(sorted(stream.plans.items(), reverse=True)))
+        for name, stream in reversed(profile.streams.items())
+    }
+    assert build(profile.origin, shuffled)[1] == data
+
+
+def test_the_basis_is_trimmed_to_what_the_plans_use(made):
+    for stream in made[0].streams.values():
+        assert len(stream.basis) == len(stream.spectrum) == max(plan.rank for plan in stream.plans.values())
+        assert stream.basis.dtype == torch.float16
+
+
+def test_the_spectrum_is_the_energy_along_the_basis(made):
+    rows = WORLD.rows(600, seed=100)
+    for name, stream in made[0].streams.items():
+        c = (rows[name] - stream.mean) @ stream.basis.float().t()
+        assert torch.allclose(c.var(dim=0, unbiased=False), stream.spectrum, rtol=0.02, atol=1e-3)
+        assert stream.total == pytest.approx(float(rows[name].var(dim=0, unbiased=False).sum()), rel=1e-3)
+
+
+def rewritten(data, change=None, meta=None) -> bytes:
+    tensors = read_tensors(data)
+    body = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    if change:
+        change(tensors)
+    if meta:
+        fields = json.loads(body["kvtcd"])
+        meta(fields)
+        body = {"kvtcd": json.dumps(fields)}
+    return write_tensors(tensors, body)
+
+
+def set_(name, value):
+    def change(tensors):
+        tensors[name] = value(tensors[name])
+
+    return change
+
+
+def scale_one_row(basis):
+    return torch.cat((2 * basis[:1], basis[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "meta"),
+    [
+        (lambda t: t.pop("plain.k.mean"), None),
+        (lambda t: t.pop("plain.v.plan.8"), None),
+        (lambda t: t.update(extra=torch.zeros(1)), None),
+        (set_("plain.k.basis", scale_one_row), None),
+        (set_("plain.k.basis", lambda b: b.float()), None),
+        (set_("plain.k.basis", lambda b: b[:, :-1].contiguous()), None),
+        (set_("plain.k.basis", lambda b: b[:-1].contiguous()), None),
+        (set_("plain.v.mean", lambda m: m * float("nan")), None),
+        (set_("plain.v.spectrum", lambda s: s * float("inf")), None),
+        (set_("plain.v.total", lambda _: torch.zeros(2)), None),
+        (set_("plain.k.plan.4", lambda p: p.long()), None),
+        (set_("plain.k.plan.4", lambda p: p + 10_000), None),
+        (set_("plain.k.plan.4", lambda p: p.flip(0)), None),
+        (None, lambda m: m.pop("weights")),
+        (None, lambda m: m.update(surprise=1)),
+        (None, lambda m: m.update(layers=4)),
+        (None, lambda m: m.update(layers="3")),
+        (None, lambda m: m.update(seed=True)),
+        (None, lambda m: m.update(streams=[])),
+        (None, lambda m: m.update(texts=[{"name": "x"}])),
+        (None, lambda m: m["rope"].update(kind="longrope")),
+        (None, lambda m: m.update(curve=3)),
+    ],
+)
+def test_a_profile_with_anything_out_of_place_is_refused(made, tmp_path, change, meta):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(rewritten(made[1], change, meta))
+    with pytest.raises(BadField):
+        load(path)
+
+
+def test_the_helper_changes_nothing_by_itself(made, tmp_path):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(rewritten(made[1], lambda _: None, lambda _: None))
+    assert load(path).origin == made[0].origin
+
+
+def test_a_later_format_is_refused_as_such(made, tmp_path):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(format=2)))
+    with pytest.raises(BadVersion, match="format 2"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d[:0],
+        lambda d: d[:7],
+        lambda d: d[:-1],
+        lambda d: d[: len(d) // 2],
+        lambda d: d + b"\0",
+        lambda d: (1 << 40).to_bytes(8, "little") + d[8:],
+        lambda d: (1 << 20).to_bytes(8, "little") + d[8:],
+        lambda d: b"\x80\x02" + d,
+        lambda d: d[:8] + b"[" + d[9:],
+    ],
+)
+def test_a_damaged_file_is_refused(made, tmp_path, damage):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(damage(made[1]))
+    with pytest.raises(Corrupt):
+        load(path)
+
+
+def test_a_file_that_is_not_what_its_name_says_is_refused(made, tmp_path):
+    path = store(made[1], tmp_path)
+    data = bytearray(made[1])
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Corrupt, match="copy it again"):
+        load(path)
+
+
+def test_nothing_is_built_from_contradictions(made):
+    profile = made[0]
+    k = profile.streams["k"]
+    with pytest.raises(BadField, match="same plans"):
+        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans={4: k.plans[4]})})
+    with pytest.raises(BadField, match="same plans"):
+        build(profile.origin, {"k": k})
+    beyond = {ratio: Plan((Group(len(k.basis), 1, 2),)) for ratio in k.plans}
+    with pytest.raises(BadField, match="needs more"):
+        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans=beyond)})
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("weights digest", lambda i: dataclasses.replace(i, weights="11" * 32)),
+        ("adapter digest", lambda i: dataclasses.replace(i, adapter="22" * 32)),
+        ("rope", lambda i: dataclasses.replace(i, rope=dataclasses.replace(i.rope, theta=500.0))),
+        ("streams", lambda i: dataclasses.replace(i, layout=mla())),
+        ("layers", lambda i: dataclasses.replace(i, layout=kv(layers=4))),
+        ("parallel part", lambda i: dataclasses.replace(i, parallel="tp2-rank1")),
+        ("scales", lambda i: dataclasses.replace(i, scales="fp8-per-head")),
+    ],
+)
+def test_a_profile_of_another_model_is_refused_and_the_error_names_the_difference(made, field, change):
+    made[0].check(WORLD.identity)
+    with pytest.raises(ProfileMismatch, match=field):
+        made[0].check(change(WORLD.identity))
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_one_profile_serves_every_element_type(made, dtype):
+    made[0].check(World(kv(dtype)).identity)
+
+
+def test_a_curve_is_kept(made, tmp_path):
+    origin = dataclasses.replace(made[0].origin, curve=({"ratio": 4, "kl": "0.01"},))
+    assert load(store(build(origin, made[0].streams)[1], tmp_path)).origin == origin
+
+
+def test_origin_survives_json():
+    origin = WORLD.origin
+    assert Origin.from_json(json.loads(json.dumps(origin.to_json()))) == origin
+    without_rope = dataclasses.replace(origin, rope=None)
+    assert Origin.from_json(without_rope.to_json()) == without_rope
+
+
+def test_a_folder_finds_the_newest_profile_that_fits_and_skips_the_rest(made, tmp_path, caplog):
+    other = World(kv(layers=2))
+    old, new = store(made[1], tmp_path), store(WORLD.profile(ratios=(4, 8, 16))[1], tmp_path)
+    foreign = store(other.profile()[1], tmp_path)
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    for age, path in enumerate((foreign, new, old)):
+        os.utime(path, (1000 - age, 1000 - age))
+    folder = ProfileFolder(tmp_path)
+    assert folder.find(WORLD.identity).ratios == (4, 8, 16)
+    assert "broken.safetensors is passed over" in caplog.text
+    assert folder.find(other.identity).origin.layers == 2
+    assert folder.find(World(kv(layers=5)).identity) is None
+
+
+def test_a_folder_gives_the_profile_a_blob_names_and_loads_it_once(made, tmp_path):
+    folder = ProfileFolder(tmp_path)
+    with pytest.raises(UnknownProfile):
+        folder.get(made[0].digest)
+    store(made[1], tmp_path)
+    assert folder.get(made[0].digest) is folder.get(made[0].digest) is folder.find(WORLD.identity)
+    assert folder.get(made[0].digest).digest == made[0].digest
+
+
+def test_a_folder_that_is_not_there_is_empty(tmp_path):
+    assert ProfileFolder(tmp_path / "none").find(WORLD.identity) is None

@@ -1,0 +1,110 @@
+"""Against a float64 product of rows gathered one element at a time."""
+
+import pytest
+import torch
+from support.codec_world import DEFAULT, World, kv, mla
+
+from kvtcd.codec.rope import Rotation
+from kvtcd.codec.transform import Transform, product_dtype, rows, views
+from kvtcd.core.layout import Dtype
+
+L, T, H, D, R = 5, 37, 2, 16, 40
+
+
+@pytest.fixture
+def affine():
+    p = L * H * D
+    mean = 10 * torch.randn(p)
+    basis = torch.linalg.qr(torch.randn(p, R)).Q.t().contiguous()
+    return mean, basis, Transform(mean, basis, L)
+
+
+def test_views_are_the_bytes_of_the_block_in_layout_order():
+    layout = mla(Dtype.F32)
+    raw = torch.randint(0, 60, (layout.nbytes(6),), dtype=torch.uint8)
+    latent, k_pe = views(raw, layout, 6)
+    assert (latent.shape, k_pe.shape) == ((3, 6, 1, 40), (3, 6, 1, 16))
+    assert latent.data_ptr() == raw.data_ptr()
+    offset = 4 * 3 * 6 * 40
+    assert torch.equal(k_pe[1, 2, 0, :1].view(torch.uint8), raw[offset + 4 * (6 + 2) * 16 :][:4])
+
+
+def test_a_row_holds_layer_then_head_then_dimension():
+    x = torch.arange(L * T * H * D, dtype=torch.float32).view(L, T, H, D)
+    got = rows(x, None)
+    for layer, t, h, d in [(0, 0, 0, 0), (1, 2, 1, 3), (4, 36, 1, 15)]:
+        assert got[t, (layer * H + h) * D + d] == x[layer, t, h, d]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rotating", [True, False])
+def test_coefficients_are_the_centred_product(affine, dtype, rotating):
+    mean, basis, transform = affine
+    x = (torch.randn(L, T, H, D) + mean.view(L, 1, H, D)).to(dtype)
+    undo = Rotation(DEFAULT, 50, T, inverse=True) if rotating else None
+    want = (rows(x, undo).double() - mean.double()) @ basis.double().t()
+    for rank in (R, 17, 1, 0):
+        got = transform.forward(x, undo, rank)
+        assert got.dtype == torch.float32
+        assert got.shape == (rank, T)
+        assert (got.t().double() - want[:, :rank]).norm() <= 0.01 * want[:, :rank].norm()
+
+
+def test_a_mean_ten_times_the_signal_costs_no_accuracy(affine):
+    """Products may run in bfloat16; the mean must not go through them."""
+    mean, basis, _ = affine
+    x = torch.randn(L, T, H, D) + 1000 * mean.view(L, 1, H, D)
+    got = Transform(1000 * mean, basis, L).forward(x, None, R)
+    want = (rows(x, None).double() - 1000 * mean.double()) @ basis.double().t()
+    assert (got.t().double() - want).norm() / want.norm() < 0.01
+
+
+@pytest.mark.parametrize("rotating", [True, False])
+def test_the_inverse_of_coefficients_is_mean_plus_components(affine, rotating):
+    mean, basis, transform = affine
+    c = torch.randn(R, T)
+    redo = Rotation(DEFAULT, 50, T, inverse=False) if rotating else None
+    want = (c.t().double() @ basis.double() + mean.double()).view(T, L, H, D).transpose(0, 1).float()
+    want = redo(want) if redo else want
+    out = torch.zeros(L, T, H, D)
+    transform.inverse(c, redo, out)
+    assert (out - want).abs().max() < 0.1
+    assert (out - want).norm() / (want - mean.view(L, 1, H, D)).norm() < 0.01
+
+
+def test_the_inverse_writes_its_tokens_and_no_others(affine):
+    _, _, transform = affine
+    block = torch.full((L, T + 9, H, D), 7.0, dtype=torch.bfloat16)
+    transform.inverse(torch.randn(3, T), None, block[:, 4 : 4 + T])
+    assert (block[:, :4] == 7).all()
+    assert (block[:, 4 + T :] == 7).all()
+    assert not (block[:, 4 : 4 + T] == 7).all()
+
+
+def test_no_component_at_all_decodes_to_the_mean(affine):
+    mean, _, transform = affine
+    out = torch.empty(L, T, H, D)
+    transform.inverse(torch.empty(0, T), None, out)
+    assert torch.equal(out, mean.view(L, 1, H, D).expand(L, T, H, D))
+
+
+def test_float16_output_is_clamped_to_its_range(affine):
+    _, _, transform = affine
+    out = torch.empty(L, T, H, D, dtype=torch.float16)
+    transform.inverse(torch.full((R, T), 6e5), None, out)
+    assert out.abs().max() == 65504
+
+
+def test_blocks_larger_than_a_cache_are_cut_without_a_seam():
+    """Layers are handled a few at a time: with 300 tokens of wide layers, one or two."""
+    world = World(kv(layers=7))
+    x = torch.randn(7, 300, 32, 32)
+    mean, basis = torch.randn(7 * 1024), torch.linalg.qr(torch.randn(7 * 1024, 8)).Q.t().contiguous()
+    got = Transform(mean, basis, world.layout.layers).forward(x, None, 8)
+    want = (rows(x, None) - mean) @ basis.t()
+    assert torch.allclose(got.t(), want, atol=0.5, rtol=0.02)
+
+
+def test_the_product_type_of_a_cpu_is_bfloat16_exactly_where_it_is_native():
+    native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert product_dtype(torch.device("cpu")) is (torch.bfloat16 if native else torch.float32)
