@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import torch
 from sdnotify import SystemdNotifier
@@ -40,6 +39,8 @@ from kvtcd.tiers.state import StateDirectory
 _log = logging.getLogger(__name__)
 FETCHERS = 2
 """Threads that read records: two hide the disk behind the checks."""
+DRAIN_SHARE, FLUSH_SHARE = 0.3, 0.5
+"""Shares of ``daemon.stop_seconds`` for ending requests, and then for writing what only the host has."""
 
 
 @asynccontextmanager
@@ -62,7 +63,7 @@ async def service(config: Config) -> AsyncIterator[Service]:
                 await asyncio.to_thread(state.remove_tenant, tag)
             yield built
         finally:
-            await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * 0.8)
+            await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * FLUSH_SHARE)
     finally:
         await asyncio.to_thread(state.close)
 
@@ -121,7 +122,6 @@ async def serve(config: Config) -> None:
             running.draining = True
         finally:
             await runner.cleanup()
-            _unlink(config.daemon.socket)
 
 
 def _limits(config: Config) -> Limits:
@@ -129,8 +129,5 @@ def _limits(config: Config) -> Limits:
         connections=config.limits.connections,
         in_flight=config.limits.in_flight,
         tenant_in_flight=config.limits.tenant_in_flight,
+        shutdown_s=config.daemon.stop_seconds * DRAIN_SHARE,
     )
-
-
-def _unlink(socket: Path) -> None:
-    socket.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin
-from kvtcd.core.errors import KvtcdError, ProfileMismatch, UnknownProfile
+from kvtcd.core.errors import Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
 from kvtcd.core.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -38,14 +38,17 @@ class ProfileFolder:
         """Return the profile with a digest.
 
         Raises:
-            UnknownProfile: it is not in the folder.
-            Corrupt: its file is damaged.
+            UnknownProfile: it is not in the folder, or damaged there. (Never `Corrupt`: that would be said of
+                the blob, which may be sound.)
         """
         if digest in self._loaded:
             return self._loaded[digest]
         try:
             return self._load(self._path / (digest.hex() + SUFFIX))
         except OSError:
+            raise UnknownProfile(digest) from None
+        except Corrupt as fault:
+            _log.warning("%s", fault)
             raise UnknownProfile(digest) from None
 
     def _load(self, path: Path) -> Profile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +99,7 @@ CodecFactory = Callable[[Identity, CodecChoice], Codec]
 class PutRecord(Protocol):
     """Makes one record for `Environment.write`."""
 
-    def __call__(self, key: bytes, envelope: bytes, blob: bytearray) -> object:
+    def __call__(self, key: bytes, envelope: bytes, blob: bytearray) -> Any:  # noqa: ANN401 - the tier's own type
         """Return a value that `Environment.write` takes."""
 
 
@@ -112,7 +112,7 @@ class Environment(Protocol):
     def used(self) -> int:
         """Bytes of all records."""
 
-    def write(self, puts: Sequence[object], drops: Sequence[bytes]) -> None:
+    def write(self, puts: Sequence[Any], drops: Sequence[bytes]) -> None:
         """Drop, then put, in one transaction."""
 
     def read(self, key: bytes) -> tuple[bytes, Bytes] | None:
