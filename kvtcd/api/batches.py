@@ -36,9 +36,8 @@ async def put(request: web.Request) -> web.Response:
                     else:
                         filling.write(part)
             parser.finish()
-            results = _results(await batch.commit(durable=durable))
-    body = results_to_json(results + filling.overflow)
-    return json_response(body, headers=applied(durable=durable))
+            results = filling.in_order(await batch.commit(durable=durable))
+    return json_response(results_to_json(results), headers=applied(durable=durable))
 
 
 class _Filling:
@@ -49,29 +48,35 @@ class _Filling:
     """
 
     def __init__(self, batch: Batch, most: int) -> None:
-        self.overflow: list[BlockResult] = []
-        self._batch, self._most, self._seen = batch, most, 0
+        self._batch, self._most = batch, most
+        self._keys: list[EngineKey] = []
+        self._overflow: list[BlockResult] = []
         self._slot: Slot | None = None
 
     async def begin(self, head: wire.Head) -> None:
         block = BlockHead.from_json(head.header)
-        self._slot = None
-        self._seen += 1
-        if self._seen > self._most:
+        if len(self._keys) == self._most:
             raise BadRequest("body", f"more than {self._most} blocks")
-        if not self.overflow:
+        self._keys.append(block.key)
+        self._slot = None
+        if not self._overflow:
             try:
                 self._slot = await self._batch.reserve(put_item(block, head.nbytes))
             except Busy:
-                if self._seen == 1:
+                if len(self._keys) == 1:
                     raise
             else:
                 return
-        self.overflow.append(BlockResult(block.key, "dropped", "busy"))
+        self._overflow.append(BlockResult(block.key, "dropped", "busy"))
 
     def write(self, data: memoryview) -> None:
         if self._slot is not None:
             self._slot.write(data)
+
+    def in_order(self, results: Sequence[Result]) -> list[BlockResult]:
+        """Return one result for each key, in the order they came."""
+        by_key = {result.key: result for result in (*_results(results), *self._overflow)}
+        return [by_key[key] for key in dict.fromkeys(self._keys)]
 
 
 async def get(request: web.Request) -> web.StreamResponse:

@@ -24,14 +24,14 @@ async def stats(request: web.Request) -> web.Response:
 
 async def healthy(_request: web.Request) -> web.Response:
     """``GET /healthz``: the loop turns."""
-    return web.Response(text="ok\n")
+    return json_response({"status": "ok"})
 
 
 async def ready(request: web.Request) -> web.Response:
     """``GET /readyz``: blocks are served and taken."""
     service = request.app[SERVICE]
     if service.ready and not service.draining:
-        return web.Response(text="ready\n")
+        return json_response({"status": "ready"})
     raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
 
 

@@ -1,1 +1,39 @@
-"""What a program that uses kvtcd imports; loads neither torch nor numba."""
+"""What a user imports: a client for threads, `Client`, and one for asyncio, `AsyncClient`.
+
+Importing this loads no tensor library and no HTTP library; `AsyncClient` brings aiohttp when it is asked for.
+
+Example:
+    >>> from kvtcd.client import BlockHead, Client
+    >>> client = Client("/run/kvtcd/kvtcd.sock")  # connects when it is first used
+    >>> client.close()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvtcd.client.sync import Client
+from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, Matches, NamespaceInfo, Operation
+
+if TYPE_CHECKING:
+    from kvtcd.client.aio import AsyncClient
+
+__all__ = [
+    "AsyncClient",
+    "BlockHead",
+    "BlockMatch",
+    "BlockResult",
+    "Client",
+    "Info",
+    "Matches",
+    "NamespaceInfo",
+    "Operation",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the class, when it is asked for
+    if name == "AsyncClient":
+        from kvtcd.client.aio import AsyncClient  # noqa: PLC0415 - loads aiohttp
+
+        return AsyncClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -71,6 +71,10 @@ class Fields:
         """Return a string."""
         return string(name, self.value(name))
 
+    def optional_text(self, name: str) -> str | None:
+        """Return a string, None if the field is absent or null."""
+        return self.text(name) if name in self else None
+
     def choice(self, name: str, choices: Sequence[str]) -> str:
         """Return one of a few strings."""
         value = self.text(name)

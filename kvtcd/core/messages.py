@@ -134,7 +134,7 @@ class BlockResult:
         """Build from the form that `to_json` writes."""
         given = Fields(body, "result")
         outcome = cast("Outcome", given.choice("outcome", get_args(Outcome)))
-        return cls(given.key("key"), outcome, given.text("reason") if "reason" in given else None)
+        return cls(given.key("key"), outcome, given.optional_text("reason"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class NamespaceInfo:
             name=given.text("name"),
             digest=bytes(given.key("digest")),
             codec=given.text("codec"),
-            codec_reason=given.text("codec_reason") if "codec_reason" in given else None,
+            codec_reason=given.optional_text("codec_reason"),
             identity=Identity.from_json(given.value("identity")),
         )
 
@@ -259,8 +259,7 @@ class Operation:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        results = [result.to_json() for result in self.results]
-        return {"id": self.id, "state": self.state, "results": results, "detail": self.detail}
+        return {"id": self.id, "state": self.state, "detail": self.detail, **results_to_json(self.results)}
 
     @classmethod
     def from_json(cls, body: object) -> Operation:
@@ -270,7 +269,7 @@ class Operation:
             id=given.text("id"),
             state=cast("OperationState", given.choice("state", get_args(OperationState))),
             results=results_from_json(body),
-            detail=given.text("detail") if "detail" in given else None,
+            detail=given.optional_text("detail"),
         )
 
 
@@ -299,8 +298,3 @@ def keys_from_json(body: object) -> list[EngineKey]:
     keys = [parse_key(string("keys", key)) for key in given.items("keys")]
     given.refuse_others("keys")
     return keys
-
-
-def integer_from_json(body: object, name: str) -> int:
-    """Read one count out of an answer."""
-    return Fields(body, "answer").integer(name, 0, 1 << 62)

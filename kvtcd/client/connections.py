@@ -1,0 +1,137 @@
+"""HTTP/1.1 with the standard library, over a Unix socket or TCP; connections are kept and used again."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvtcd.client.address import Address
+from kvtcd.client.call import Call
+from kvtcd.core.errors import DeadlineExceeded, Unavailable
+
+PIECE = 1 << 20
+GRACE_S = 10.0
+"""How much longer than the daemon's deadline an answer is waited for."""
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection to an address."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(address.host, address.port)
+        self._socket_path = address.socket
+
+    def connect(self) -> None:
+        """Open it."""
+        if self._socket_path is None:
+            super().connect()
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(self.timeout)
+        try:
+            sock.connect(self._socket_path)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = sock
+
+    def exchange(self, call: Call[Any], timeout: float) -> http.client.HTTPResponse:
+        """Send a request; return the answer with its body still to be read."""
+        self.timeout = timeout
+        if self.sock is not None:
+            self.sock.settimeout(timeout)
+        self.putrequest(call.method, call.path, skip_accept_encoding=True)
+        for name, value in call.headers.items():
+            self.putheader(name, value)
+        if call.body:
+            self.putheader("Content-Length", str(call.nbytes))
+        self.endheaders()
+        try:
+            for part in call.body:
+                view = memoryview(part)
+                for start in range(0, len(view), PIECE):  # the timeout is for each piece
+                    self.send(view[start : start + PIECE])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before its end: the answer says why
+        return self.getresponse()
+
+
+class Pool:
+    """Connections to one daemon. Any thread may use it; a connection belongs to one exchange at a time.
+
+    Args:
+        address: where the daemon is.
+        timeout: seconds for each read and write on the socket.
+    """
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._address, self._timeout = address, timeout
+        self._idle: list[Connection] = []  # appended and popped atomically by several threads
+
+    @contextmanager
+    def exchange(self, call: Call[Any]) -> Iterator[http.client.HTTPResponse]:
+        """Send a request and yield the answer. What is left unread of it costs the connection.
+
+        Raises:
+            Unavailable: no daemon there, or it broke off.
+            DeadlineExceeded: it did not answer in time.
+        """
+        timeout = max(self._timeout, (call.deadline or 0.0) + GRACE_S)
+        try:
+            connection, response = self._send(call, timeout)
+            try:
+                yield response
+            except BaseException:
+                connection.close()
+                raise
+            if response.isclosed() and not response.will_close:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        except TimeoutError:
+            raise DeadlineExceeded("the daemon's answer", timeout) from None
+        except (ConnectionError, http.client.HTTPException) as error:
+            raise Unavailable(f"the daemon on {self._address} broke off: {error!r}") from None
+
+    def _send(self, call: Call[Any], timeout: float) -> tuple[Connection, http.client.HTTPResponse]:
+        """Send on a kept connection, and once more on a new one if the daemon had closed it meanwhile."""
+        if call.repeatable and (kept := self._take()) is not None:
+            try:
+                return kept, kept.exchange(call, timeout)
+            except ConnectionError:
+                kept.close()
+                self.close()  # those that are as old have the same fate
+            except BaseException:
+                kept.close()
+                raise
+        connection = self._open(timeout)
+        try:
+            return connection, connection.exchange(call, timeout)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _take(self) -> Connection | None:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def _open(self, timeout: float) -> Connection:
+        connection = Connection(self._address)
+        connection.timeout = timeout
+        try:
+            connection.connect()
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise self._address.unavailable(error) from None
+        return connection
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while (connection := self._take()) is not None:
+            connection.close()

@@ -1,0 +1,206 @@
+"""Every request of the API. `sync.Client` and `aio.AsyncClient` carry them out, and have no other parts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kvtcd.client.call import Buffer, Call, Options, flat
+from kvtcd.core import wire
+from kvtcd.core.errors import BadRequest
+from kvtcd.core.fields import Fields
+from kvtcd.core.identity import NAMESPACE_NAME, Identity
+from kvtcd.core.keys import EngineKey, parse_key, token_array
+from kvtcd.core.messages import (
+    BlockHead,
+    BlockResult,
+    Info,
+    Matches,
+    NamespaceInfo,
+    Operation,
+    keys_to_json,
+    results_from_json,
+)
+
+T = TypeVar("T")
+OCTETS, JSON = "application/octet-stream", "application/json"
+MAX_FRAME = 1 << 40
+GROUP_BYTES = 256 << 20
+GROUP_BLOCKS = 1024
+"""What `put_many` sends in one request at most, besides a single larger block."""
+_NAME = re.compile(NAMESPACE_NAME)
+
+
+def info() -> Call[Info]:
+    """Ask for versions and boot id."""
+    return Call("GET", "/v1", Info.from_json)
+
+
+def ready() -> Call[bool]:
+    """Ask whether blocks are served and taken."""
+    return Call("GET", "/readyz", lambda _: True)
+
+
+def stats() -> Call[dict[str, Any]]:
+    """Ask for the state of the daemon."""
+    return Call("GET", "/v1/stats", lambda body: body)
+
+
+def register(name: str, identity: Identity) -> Call[NamespaceInfo]:
+    """Register a namespace."""
+    return _json("PUT", _namespace(name), identity.to_json(), NamespaceInfo.from_json, Options())
+
+
+def namespace(name: str) -> Call[NamespaceInfo]:
+    """Describe a namespace."""
+    return Call("GET", _namespace(name), NamespaceInfo.from_json)
+
+
+def namespaces() -> Call[tuple[NamespaceInfo, ...]]:
+    """List the caller's namespaces."""
+
+    def read(body: dict[str, Any]) -> tuple[NamespaceInfo, ...]:
+        return tuple(NamespaceInfo.from_json(row) for row in Fields(body, "answer").items("namespaces"))
+
+    return Call("GET", "/v1/namespaces", read)
+
+
+def purge(name: str) -> Call[int]:
+    """Remove a namespace and its blocks."""
+    return Call(
+        "DELETE", _namespace(name), lambda body: Fields(body, "answer").integer("removed", 0, sys.maxsize)
+    )
+
+
+def match(name: str, keys: Iterable[bytes], options: Options) -> Call[Matches]:
+    """Ask which of these blocks are there."""
+    return _json("POST", f"{_namespace(name)}/match", _keys(keys), Matches.from_json, options)
+
+
+def match_tokens(name: str, tokens: Sequence[int], options: Options) -> Call[Matches]:
+    """Ask for the longest stored prefix of a token sequence."""
+    ids = token_array(tokens)
+    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
+        ids = array("I", ids)
+        ids.byteswap()
+    headers = options.headers() | {"Content-Type": OCTETS}
+    return Call(
+        "POST", f"{_namespace(name)}/match", Matches.from_json, (memoryview(ids).cast("B"),), headers,
+        options.deadline,
+    )  # fmt: skip
+
+
+def put(name: str, block: BlockHead, data: Buffer, options: Options, *, durable: bool) -> Call[BlockResult]:
+    """Store one block."""
+    query = "&".join(f"{field}={value}" for field, value in block.to_query().items())
+    return Call(
+        "PUT", f"{_block(name, block.key)}?{query}", BlockResult.from_json, (flat(data),),
+        _put_headers(OCTETS, options, durable=durable), options.deadline,
+    )  # fmt: skip
+
+
+def put_group(
+    name: str, blocks: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
+) -> Call[tuple[BlockResult, ...]]:
+    """Store the blocks of one group."""
+    body: list[Buffer] = []
+    for block, data in blocks:
+        view = flat(data)
+        body += (wire.head(block.to_json(), view.nbytes), view)
+    return Call(
+        "POST", f"{_namespace(name)}/blocks:put", results_from_json, tuple(body),
+        _put_headers(wire.MEDIA_TYPE, options, durable=durable), options.deadline,
+    )  # fmt: skip
+
+
+def groups(blocks: Iterable[tuple[BlockHead, Buffer]]) -> Iterator[list[tuple[BlockHead, Buffer]]]:
+    """Split a sequence of blocks into groups that one request takes.
+
+    Within a request the order is the chain; across groups it is made explicit.
+    """
+    group: list[tuple[BlockHead, Buffer]] = []
+    nbytes = 0
+    previous: EngineKey | None = None
+    for block, data in blocks:
+        size = memoryview(data).nbytes
+        if group and (nbytes + size > GROUP_BYTES or len(group) == GROUP_BLOCKS):
+            yield group
+            group, nbytes = [], 0
+            if block.parent is None and block.first_token != 0:
+                block = replace(block, parent=previous)  # noqa: PLW2901 - the same block, said in full
+        group.append((block, data))
+        nbytes += size
+        previous = block.key
+    if group:
+        yield group
+
+
+def get(name: str, key: bytes, options: Options) -> Call[None]:
+    """Read one block; the answer is its bytes."""
+    return Call("GET", _block(name, key), _nothing, (), options.headers(), options.deadline)
+
+
+def get_many(name: str, keys: Iterable[bytes], options: Options) -> Call[None]:
+    """Read blocks; the answer is a run of frames."""
+    return _json("POST", f"{_namespace(name)}/blocks:get", _keys(keys), _nothing, options)
+
+
+def delete(name: str, key: bytes, options: Options) -> Call[None]:
+    """Remove one block."""
+    return Call("DELETE", _block(name, key), _nothing, (), options.headers(), options.deadline)
+
+
+def flush(name: str, keys: Iterable[bytes] | None, options: Options) -> Call[tuple[BlockResult, ...]]:
+    """Make blocks durable."""
+    body = {} if keys is None else _keys(keys)
+    return _json("POST", f"{_namespace(name)}/blocks:flush", body, results_from_json, options)
+
+
+def demote(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
+    """Begin to move blocks to disk."""
+    call = _json("POST", f"{_namespace(name)}/demote", _keys(keys), Operation.from_json, options)
+    return replace(call, repeatable=False)
+
+
+def operation(operation_id: str) -> Call[Operation]:
+    """Look at an operation."""
+    return Call("GET", f"/v1/operations/{operation_id}", Operation.from_json)
+
+
+def _namespace(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadRequest("namespace", f"{name!r} does not fit {NAMESPACE_NAME}")
+    return f"/v1/namespaces/{name}"
+
+
+def _block(name: str, key: bytes) -> str:
+    return f"{_namespace(name)}/blocks/{parse_key(key.hex()).hex()}"
+
+
+def _keys(keys: Iterable[bytes]) -> dict[str, object]:
+    return keys_to_json([parse_key(key.hex()) for key in keys])
+
+
+def _json(
+    method: str,
+    path: str,
+    body: Mapping[str, object],
+    read: Callable[[dict[str, Any]], T],
+    options: Options,
+) -> Call[T]:
+    headers = options.headers() | {"Content-Type": JSON}
+    return Call(method, path, read, (json.dumps(body).encode(),), headers, options.deadline)
+
+
+def _put_headers(content_type: str, options: Options, *, durable: bool) -> dict[str, str]:
+    headers = options.headers() | {"Content-Type": content_type}
+    return headers | {"Prefer": "durable"} if durable else headers
+
+
+def _nothing(_body: dict[str, Any]) -> None:
+    """Read an answer that says all by its status."""

@@ -1,0 +1,256 @@
+"""The client for programs without an event loop."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kvtcd.client import endpoints
+from kvtcd.client.address import Address
+from kvtcd.client.call import Buffer, Call, Options, pauses, room
+from kvtcd.client.connections import Pool
+from kvtcd.core import wire
+from kvtcd.core.errors import NotFound, ServerError, Unavailable
+from kvtcd.core.fields import json_object
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import BlockHead, BlockResult, Found, Info, Matches, NamespaceInfo, Operation
+
+T = TypeVar("T")
+
+
+class Client:
+    """A client of one daemon. Any thread may use it.
+
+    Every method raises the error of `core.errors` that the daemon met, `Unavailable` if there is no daemon,
+    and `DeadlineExceeded` if it does not answer. `salt` parts the blocks of one tenant further; `deadline`
+    is in seconds.
+
+    Args:
+        address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
+            ``/run/kvtcd/kvtcd.sock``.
+        timeout: seconds for each read and write on the socket.
+
+    Example:
+        Store a block under a key, and read it back::
+
+            with Client() as client:
+                client.register("demo", identity)
+                client.put("demo", BlockHead(key, tokens=256, first_token=0), data)
+                data = client.get("demo", key)
+    """
+
+    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
+        self.address = Address.of(address)
+        self._pool = Pool(self.address, timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close idle connections. The client can still be used."""
+        self._pool.close()
+
+    def _run(self, call: Call[T]) -> T:
+        with self._pool.exchange(call) as response:
+            return call.answer(response.status, response.read())
+
+    def info(self) -> Info:
+        """Return versions and boot id."""
+        return self._run(endpoints.info())
+
+    def ready(self) -> bool:
+        """Tell whether a daemon is there, and serves and takes blocks."""
+        try:
+            return self._run(endpoints.ready())
+        except (Unavailable, ServerError):
+            return False
+
+    def stats(self) -> dict[str, Any]:
+        """Return the state of the daemon."""
+        return self._run(endpoints.stats())
+
+    def register(self, name: str, identity: Identity) -> NamespaceInfo:
+        """Register a namespace; once more with the same identity changes nothing.
+
+        Raises:
+            IdentityConflict: name and identity are taken, but not together.
+        """
+        return self._run(endpoints.register(name, identity))
+
+    def namespace(self, name: str) -> NamespaceInfo:
+        """Describe a namespace.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+        """
+        return self._run(endpoints.namespace(name))
+
+    def namespaces(self) -> tuple[NamespaceInfo, ...]:
+        """Describe all namespaces of the caller."""
+        return self._run(endpoints.namespaces())
+
+    def purge(self, name: str) -> int:
+        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
+        return self._run(endpoints.purge(name))
+
+    def match(
+        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+    ) -> Matches:
+        """Say of each key whether its block is there, and in which tier."""
+        return self._run(endpoints.match(name, keys, Options(salt, deadline)))
+
+    def match_tokens(
+        self, name: str, tokens: Sequence[int], *, salt: bytes = b"", deadline: float | None = None
+    ) -> Matches:
+        """Find the longest stored prefix of a token sequence under our own key chain."""
+        return self._run(endpoints.match_tokens(name, tokens, Options(salt, deadline)))
+
+    def put(
+        self,
+        name: str,
+        block: BlockHead,
+        data: Buffer,
+        *,
+        durable: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> BlockResult:
+        """Store a block of raw bytes; with `durable`, return once it is on disk.
+
+        Raises:
+            BlockMismatch: the bytes are not a block of this namespace.
+            Busy: no room could be made in time.
+        """
+        return self._run(endpoints.put(name, block, data, Options(salt, deadline), durable=durable))
+
+    def put_many(
+        self,
+        name: str,
+        blocks: Iterable[tuple[BlockHead, Buffer]],
+        *,
+        durable: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> tuple[BlockResult, ...]:
+        """Store blocks; without parents of their own they continue each other in order. A result for each."""
+        results: list[BlockResult] = []
+        for group in endpoints.groups(blocks):
+            call = endpoints.put_group(name, group, Options(salt, deadline), durable=durable)
+            results += self._run(call)
+        return tuple(results)
+
+    def get(
+        self,
+        name: str,
+        key: bytes,
+        *,
+        out: bytearray | memoryview | None = None,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> memoryview:
+        """Return the raw bytes of a block, in `out` if given: a buffer that is used again saves much time.
+
+        Raises:
+            NotFound: it is not there.
+            BadRequest: `out` is too small.
+        """
+        call = endpoints.get(name, key, Options(salt, deadline))
+        with self._pool.exchange(call) as response:
+            _require_ok(call, response)
+            nbytes = int(response.headers["Content-Length"])
+            view = room(nbytes, out)
+            _fill(response, view)
+            return view
+
+    def get_many(
+        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+    ) -> Iterator[tuple[EngineKey, memoryview | None]]:
+        """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
+        call = endpoints.get_many(name, keys, Options(salt, deadline))
+        with self._pool.exchange(call) as response:
+            _require_ok(call, response)
+            prefix = memoryview(bytearray(wire.PREFIX_BYTES))
+            while _fill(response, prefix, may_end=True):
+                header_bytes, body_bytes = wire.parse_prefix(prefix, endpoints.MAX_FRAME)
+                header = memoryview(bytearray(header_bytes))
+                _fill(response, header)
+                found = Found.from_json(json_object(bytes(header)))
+                if found.tier is None:
+                    yield found.key, None
+                    continue
+                data = memoryview(bytearray(body_bytes))
+                _fill(response, data)
+                yield found.key, data
+
+    def delete(self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None) -> bool:
+        """Remove a block from every tier; tell whether there was one."""
+        try:
+            self._run(endpoints.delete(name, key, Options(salt, deadline)))
+        except NotFound:
+            return False
+        return True
+
+    def flush(
+        self,
+        name: str,
+        keys: Iterable[bytes] | None = None,
+        *,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> tuple[BlockResult, ...]:
+        """Return once blocks are on disk; without `keys`, all of the namespace."""
+        return self._run(endpoints.flush(name, keys, Options(salt, deadline)))
+
+    def demote(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        wait: bool = True,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> Operation:
+        """Move blocks to disk and out of host memory; with `wait`, return once that has ended."""
+        operation = self._run(endpoints.demote(name, keys, Options(salt, deadline)))
+        for pause in pauses():
+            if not wait or operation.state != "running":
+                break
+            time.sleep(pause)
+            operation = self.operation(operation.id)
+        return operation
+
+    def operation(self, operation_id: str) -> Operation:
+        """Return an operation as it is now.
+
+        Raises:
+            NotFound: there is none of that id, or it was forgotten.
+        """
+        return self._run(endpoints.operation(operation_id))
+
+
+def _require_ok(call: Call[None], response: http.client.HTTPResponse) -> None:
+    if response.status >= 400:
+        call.answer(response.status, response.read())
+
+
+def _fill(response: http.client.HTTPResponse, view: memoryview, *, may_end: bool = False) -> bool:
+    """Fill a view from a body, without a copy in between; False: the body ended before its first byte."""
+    filled = 0
+    while filled < len(view):
+        n = response.readinto(view[filled:])
+        if not n:
+            if may_end and not filled:
+                return False
+            raise http.client.IncompleteRead(b"", len(view) - filled)
+        filled += n
+    return True

@@ -1,0 +1,379 @@
+"""Both clients against a real daemon: the same cases, the same results."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import pytest_asyncio
+from support.http import Daemon, closed, running
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+
+from kvtcd import __version__
+from kvtcd.api.limits import Limits
+from kvtcd.client import AsyncClient, BlockHead, Client, endpoints
+from kvtcd.core import errors, wire
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import EngineKey, chain
+from kvtcd.core.messages import Found
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.asyncio
+
+
+class InThread:
+    """The sync client with the face of the async one, so that one loop can run client and daemon."""
+
+    def __init__(self, address: str, **kwargs: Any) -> None:
+        self.client = Client(address, **kwargs)
+
+    async def close(self) -> None:
+        self.client.close()
+
+    async def get_many(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        for item in await asyncio.to_thread(lambda: list(self.client.get_many(*args, **kwargs))):
+            yield item
+
+    def __getattr__(self, name: str) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return asyncio.to_thread(getattr(self.client, name), *args, **kwargs)
+
+        return run
+
+
+KINDS = {"sync": InThread, "async": AsyncClient}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest_asyncio.fixture
+async def daemon():
+    async with running() as daemon:
+        yield daemon
+
+
+@pytest_asyncio.fixture
+async def client(kind, daemon: Daemon):
+    client = kind(str(daemon.socket))
+    await client.register("demo", IDENTITY)
+    yield client
+    await client.close()
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(bytes([number]) * 32)
+
+
+def head(number: int, **fields: Any) -> BlockHead:
+    return BlockHead(key(number), BLOCK_TOKENS, **({"first_token": 0} | fields))
+
+
+async def test_namespaces(client, daemon):
+    info = await client.register("demo", IDENTITY)
+    assert (info.name, info.digest, info.codec, info.identity) == ("demo", IDENTITY.digest, "toy", IDENTITY)
+    assert await client.namespace("demo") == info
+    assert await client.namespaces() == (info,)
+    with pytest.raises(errors.IdentityConflict) as caught:
+        await client.register("demo", replace(IDENTITY, weights="cd" * 32))
+    assert caught.value.differs == ("weights",)
+    await client.put("demo", head(1), block(1))
+    assert await client.purge("demo") == 1
+    assert await client.namespaces() == ()
+    assert daemon.blocks() == 0
+    with pytest.raises(errors.UnknownNamespace):
+        await client.namespace("demo")
+
+
+async def test_put_and_get(client, daemon):
+    stored = await client.put("demo", head(1), block(1))
+    assert (stored.key, stored.outcome, stored.reason) == (key(1), "stored", None)
+    assert (await client.put("demo", head(1), bytearray(block(1)))).outcome == "duplicate"
+    got = await client.get("demo", key(1))
+    assert bytes(got) == block(1)
+    out = bytearray(BLOCK_BYTES + 10)
+    view = await client.get("demo", key(1), out=out)
+    assert view.obj is out
+    assert out == block(1) + bytes(10)
+    with pytest.raises(errors.NotFound):
+        await client.get("demo", key(9))
+    for too_small in (bytearray(BLOCK_BYTES - 1), memoryview(bytes(BLOCK_BYTES))):
+        with pytest.raises(errors.BadRequest) as caught:
+            await client.get("demo", key(1), out=too_small)
+        assert caught.value.field == "out"
+    assert bytes(await client.get("demo", key(1))) == block(1), "the connection is not spoilt"
+    assert daemon.blocks() == 1
+
+
+async def test_data_of_any_shape_is_sent_as_its_bytes(client):
+    typed = memoryview(bytearray(block(1))).cast("H").cast("B").cast("I", shape=[BLOCK_BYTES // 8, 2])
+    await client.put("demo", head(1), typed)
+    assert bytes(await client.get("demo", key(1))) == block(1)
+    with pytest.raises(errors.BadRequest):
+        await client.put("demo", head(2), memoryview(bytes(2 * BLOCK_BYTES))[::2])
+
+
+async def test_put_many_and_get_many(client, daemon, monkeypatch):
+    monkeypatch.setattr(endpoints, "GROUP_BYTES", 3 * BLOCK_BYTES)
+    tokens = range(100, 100 + 7 * BLOCK_TOKENS + 3)
+    links = list(chain(IDENTITY.digest, tokens, BLOCK_TOKENS))
+    blocks = [(BlockHead(ln.key, ln.tokens, ln.first), block(n, ln.tokens)) for n, ln in enumerate(links)]
+    results = await client.put_many("demo", iter(blocks))
+    assert [(r.key, r.outcome) for r in results] == [(ln.key, "stored") for ln in links]
+    service = daemon.toy.service
+    ns = service.namespace("uid:1", "demo")
+    last = service._record_key(ns, b"", links[-1].key)
+    before = service._record_key(ns, b"", links[-2].key)
+    assert daemon.toy.catalog.residents.entries[last].parent == before, "groups do not break the chain"
+
+    wanted = [links[3].key, key(9), links[7].key, links[0].key]
+    got = [(k, data and bytes(data)) async for k, data in client.get_many("demo", wanted)]
+    assert got == [
+        (links[3].key, block(3)),
+        (key(9), None),
+        (links[7].key, block(7, 3)),
+        (links[0].key, block(0)),
+    ]
+    assert [item async for item in client.get_many("demo", [])] == []
+    assert await client.put_many("demo", []) == ()
+
+    found = await client.match_tokens("demo", [*tokens, 1, 2])
+    assert found.prefix_tokens == len(tokens)
+    assert [m.key for m in found.prefix] == [ln.key for ln in links]
+    found = await client.match("demo", [links[0].key, key(9), links[1].key])
+    assert (len(found.prefix), [m.tier for m in found.blocks]) == (1, [Tier.HOST, None, Tier.HOST])
+
+
+async def test_durability_demotion_and_deletion(client, daemon):
+    await client.put("demo", head(1), block(1), durable=True)
+    results = await client.put_many("demo", [(head(2), block(2)), (head(3), block(3))], durable=True)
+    assert [r.outcome for r in results] == ["stored", "stored"]
+    assert all(Tier.DISK in daemon.toy.catalog.tiers(k) for k in daemon.toy.catalog.residents.entries)
+    assert [r.outcome for r in await client.flush("demo")] == ["stored"] * 3
+    assert [r.outcome for r in await client.flush("demo", [key(1), key(9)])] == ["stored", "dropped"]
+
+    operation = await client.demote("demo", [key(1), key(2)])
+    assert (operation.state, len(operation.results)) == ("done", 2)
+    assert await client.operation(operation.id) == operation
+    assert (await client.match("demo", [key(1)])).blocks[0].tier is Tier.DISK
+    assert bytes(await client.get("demo", key(1))) == block(1)
+    begun = await client.demote("demo", [key(3)], wait=False)
+    assert begun.state in ("running", "done")
+    with pytest.raises(errors.NotFound):
+        await client.operation("0" * 32)
+
+    assert await client.delete("demo", key(1)) is True
+    assert await client.delete("demo", key(1)) is False
+    assert daemon.blocks() == 2
+
+
+async def test_salts_part_blocks(client):
+    await client.put("demo", head(1), block(1), salt=b"\xff\x00a")
+    assert bytes(await client.get("demo", key(1), salt=b"\xff\x00a")) == block(1)
+    with pytest.raises(errors.NotFound):
+        await client.get("demo", key(1))
+    assert (await client.match("demo", [key(1)])).prefix == ()
+
+
+async def test_operating(client, daemon):
+    info = await client.info()
+    assert (info.version, info.api, info.boot_id) == (__version__, 1, daemon.toy.service.boot_id)
+    assert (await client.stats())["boot_id"] == info.boot_id
+    assert await client.ready() is True
+    daemon.toy.service.draining = True
+    assert await client.ready() is False
+    with pytest.raises(errors.Stopping):
+        await client.put("demo", head(1), block(1))
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "Demo", "a?b", "a b"])
+async def test_a_bad_name_is_refused_before_it_is_sent(client, name):
+    with pytest.raises(errors.BadRequest) as caught:
+        await client.namespace(name)
+    assert caught.value.field == "namespace"
+
+
+async def test_errors_of_the_daemon_are_raised_as_they_are(client, daemon):
+    with pytest.raises(errors.BlockMismatch, match=f"{BLOCK_BYTES} bytes"):
+        await client.put("demo", head(1), block(1)[1:])
+    with pytest.raises(errors.UnknownNamespace):
+        await client.get("other", key(1))
+    with pytest.raises(errors.BadKey):
+        await client.get("demo", b"x" * 65)
+    with pytest.raises(errors.BadKey):
+        await client.match("demo", [b""])
+    with pytest.raises(errors.BadRequest):
+        await client.match_tokens("demo", [-1])
+    assert daemon.blocks() == 0
+
+
+async def test_no_room_is_busy_even_for_a_body_that_is_still_being_sent(kind):
+    large = replace(IDENTITY, block_tokens=4096)
+    nbytes = large.layout.nbytes(4096)
+    async with running(host=nbytes) as daemon:
+        client = kind(str(daemon.socket))
+        await client.register("demo", large)
+        big = BlockHead(key(1), 4096, 0)
+        await client.put("demo", big, bytes(nbytes))
+        ns = daemon.toy.service.namespace("uid:1", "demo")
+        soon = asyncio.get_running_loop().time() + 10
+        async with daemon.toy.service.read(ns, key(1), b"", soon):
+            for _ in range(2):
+                with pytest.raises(errors.Busy) as caught:
+                    await client.put("demo", replace(big, key=key(2)), bytes(nbytes), deadline=0.05)
+                assert caught.value.retry_after > 0
+                with pytest.raises(errors.Busy):
+                    await client.put_many("demo", [(replace(big, key=key(2)), bytes(nbytes))], deadline=0.05)
+        await client.close()
+
+
+async def test_a_connection_that_the_daemon_closed_is_not_noticed(kind, monkeypatch):
+    monkeypatch.setattr("kvtcd.api.app.KEEPALIVE_S", 0.1)
+    async with running() as daemon:
+        client = kind(str(daemon.socket))
+        await client.register("demo", IDENTITY)
+        for number in range(1, 4):
+            await asyncio.sleep(0.3)
+            await client.put("demo", head(number), block(number))
+            await asyncio.sleep(0.3)
+            assert bytes(await client.get("demo", key(number))) == block(number)
+            await asyncio.sleep(0.3)
+            await client.demote("demo", [key(number)])
+        await client.close()
+
+
+async def test_no_daemon_is_said_to_be_none_with_its_socket(kind, tmp_path):
+    for address in (str(tmp_path / "nothing"), "http://127.0.0.1:1"):
+        client = kind(address)
+        with pytest.raises(errors.Unavailable, match="start `kvtcd serve`") as caught:
+            await client.info()
+        assert address in str(caught.value)
+        assert await client.ready() is False
+        await client.close()
+
+
+@asynccontextmanager
+async def scripted(answer: bytes, *, then_close: bool = True) -> AsyncIterator[str]:
+    """A peer that says one thing to everybody, on a socket in the current folder."""
+    writers = []
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        if then_close:
+            await closed(writer)
+
+    async with await asyncio.start_unix_server(serve, "s"):
+        yield "s"
+        for writer in writers:
+            await closed(writer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"", errors.Unavailable),
+        (b"SSH-2.0-OpenSSH\r\n", errors.Unavailable),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort", errors.Unavailable),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]", errors.ServerError),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", errors.ServerError),
+        (b"HTTP/1.1 418 Teapot\r\nContent-Length: 5\r\n\r\nshort", errors.ServerError),
+    ],
+)
+async def test_a_peer_that_is_no_daemon_is_an_error_of_ours(kind, tmp_path, monkeypatch, answer, error):
+    monkeypatch.chdir(tmp_path)
+    async with scripted(answer) as address:
+        client = kind(address)
+        with pytest.raises(error):
+            await client.info()
+        await client.close()
+
+
+async def test_a_daemon_that_does_not_answer_is_given_up(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvtcd.client.connections.GRACE_S", 0.0)
+    monkeypatch.setattr("kvtcd.client.aio.GRACE_S", 0.0)
+    async with scripted(b"", then_close=False) as address:
+        client = kind(address, timeout=0.2)
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.info()
+        await client.close()
+
+
+async def test_a_block_that_breaks_off_is_not_returned(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + bytes(50)) as address:
+        client = kind(address)
+        with pytest.raises(errors.Unavailable):
+            await client.get("demo", key(1))
+        await client.close()
+
+
+@pytest.mark.parametrize("cut", [1, 15, 16, 20, 90, 100])
+async def test_frames_that_break_off_are_not_returned(kind, tmp_path, monkeypatch, cut):
+    frame = wire.head(Found(key(1), 1, Tier.HOST).to_json(), 50) + bytes(50)
+    assert len(frame) > 100
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (cut, frame[:cut])
+    monkeypatch.chdir(tmp_path)
+    async with scripted(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body) as address:
+        client = kind(address)
+        with pytest.raises((errors.Unavailable, errors.Truncated)):
+            [item async for item in client.get_many("demo", [key(1)])]
+        await client.close()
+
+
+async def test_many_threads_may_use_one_client():
+    async with running(Limits(connections=64)) as daemon:
+        with Client(str(daemon.socket)) as client:
+            await asyncio.to_thread(client.register, "demo", IDENTITY)
+            wrong: list[object] = []
+
+            def work(seed: int) -> None:
+                for n in range(10):
+                    number = seed * 10 + n
+                    client.put("demo", BlockHead(EngineKey(b"%d" % number), BLOCK_TOKENS, 0), block(number))
+                    if client.get("demo", b"%d" % number) != block(number):
+                        wrong.append(number)
+
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                await asyncio.to_thread(thread.join)
+            assert not wrong
+            assert daemon.blocks() == 80
+
+
+async def test_a_reader_who_stops_early_gives_his_connection_up():
+    async with running() as daemon:
+        with Client(str(daemon.socket)) as client:
+            await asyncio.to_thread(client.register, "demo", IDENTITY)
+            for number in (1, 2, 3):
+                await asyncio.to_thread(client.put, "demo", head(number), block(number))
+
+            def first() -> bytes:
+                for _, data in client.get_many("demo", [key(1), key(2), key(3)]):
+                    return bytes(data)
+                return b""
+
+            assert await asyncio.to_thread(first) == block(1)
+            assert bytes(await asyncio.to_thread(client.get, "demo", key(2))) == block(2)
+
+
+async def test_the_default_socket_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("KVTCD_SOCKET", "/somewhere/else.sock")
+    assert str(Client().address) == "/somewhere/else.sock"
+    monkeypatch.delenv("KVTCD_SOCKET")
+    assert str(Client().address) == "/run/kvtcd/kvtcd.sock"
+    for bad in ("https://host:1", "http://host", "http://host:1/path", "ftp://host:2"):
+        with pytest.raises(errors.BadRequest):
+            Client(bad)
