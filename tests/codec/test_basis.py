@@ -68,7 +68,7 @@ def test_the_leading_subspace_is_that_of_the_exact_decomposition(p, rank):
 
 
 def test_subspace_iteration_captures_the_energy_of_a_slow_spectrum():
-    """With p of 1,000 and variances that fall by 1/i: components mix at the edge, the energy must not suffer."""
+    """Variances fall by 1/i over 1,000 components: they mix at the edge, the energy must not suffer."""
     rows = sample(3000, 1000, 0.5)
     _, variances = exact(rows)
     _, spectrum = principal(gathered(rows, 1000), 200)

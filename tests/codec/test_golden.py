@@ -1,0 +1,68 @@
+"""Blobs and profiles that were written once and must be read for ever. `golden/make.py` wrote them."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from support.codec_reference import coded_tokens, content
+from support.codec_world import YARN, World, kv, mla
+
+from kvtcd.codec.choose import Decoder
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.blob import CodecId, Kind, parse
+from kvtcd.core.layout import Dtype
+
+GOLDEN = Path(__file__).parent / "golden"
+WORLDS = {
+    "kv-float32": World(kv(Dtype.F32, layers=2)),
+    "kv-bfloat16": World(kv(Dtype.BF16, layers=2)),
+    "kv-float16": World(kv(Dtype.F16, layers=2)),
+    "mla-yarn-bfloat16": World(mla(Dtype.BF16), YARN),
+}
+CODES = {
+    "kvtc-1-kv-bfloat16": "b0bca9deb598bdfb6655bb3c3ac7737589a5fc93eb7cfe4f90a47ab6d0b2adbc",
+    "kvtc-1-mla-yarn-bfloat16": "21db685a2d56054505169a0ae7d0424d3de3ddaaa8c6ef9b66c5c7211c80150d",
+    "kvtc-1-kv-float32": "8c91692dbcf41eb7ae84b100e1f0a54927da824451c8b0299a64344c61b30091",
+}
+"""SHA-256 of all codes and ranges in order, which every device must decode alike."""
+
+
+def read(name):
+    world = WORLDS[name.split("-", 2)[2]]
+    blob = parse(memoryview((GOLDEN / f"{name}.blob").read_bytes()))
+    out = torch.empty(blob.header.raw_bytes, dtype=torch.uint8)
+    Decoder(world.layout, world.rope, ProfileFolder(GOLDEN).get).decode(blob, out)
+    want = torch.frombuffer(bytearray((GOLDEN / f"{name}.raw").read_bytes()), dtype=torch.uint8)
+    return world, blob, out, want
+
+
+@pytest.mark.parametrize("name", ["lossless-1-kv-float32", "lossless-1-kv-bfloat16", "lossless-1-kv-float16"])
+def test_a_lossless_blob_decodes_to_its_bytes(name):
+    _, blob, out, want = read(name)
+    assert blob.header.codec is CodecId.LOSSLESS
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_coded_blob_decodes_to_its_codes_and_values(name):
+    world, blob, out, want = read(name)
+    assert blob.header.codec is CodecId.KVTC
+    start, count = coded_tokens(blob)
+    assert (start, count) == (4, 28)
+    codes = hashlib.sha256()
+    for section in blob.sections:
+        if section.kind in (Kind.CODES, Kind.RANGES):
+            codes.update(content(blob, section.kind, section.stream, section.part, start))
+    assert codes.hexdigest() == CODES[name]
+    got, expected = world.values(out, 40), world.values(want, 40)
+    for stream, values in expected.items():
+        assert torch.equal(got[stream][:, :4], values[:, :4])
+        assert torch.equal(got[stream][:, 32:], values[:, 32:])
+        # Products may round differently on another machine.
+        assert (got[stream] - values).abs().max() < 0.02 * values.abs().max()
+
+
+def test_every_golden_file_is_read_by_a_test():
+    names = {path.stem for path in GOLDEN.iterdir() if path.suffix in (".blob", ".raw")}
+    assert names == {*CODES, "lossless-1-kv-float32", "lossless-1-kv-bfloat16", "lossless-1-kv-float16"}
