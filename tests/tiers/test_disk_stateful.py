@@ -114,5 +114,5 @@ def test_many_sequences_of_calls_leave_what_a_dict_would_hold():
     from hypothesis.stateful import run_state_machine_as_test  # noqa: PLC0415 - next to its use
 
     run_state_machine_as_test(
-        EnvironmentMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None)
+        EnvironmentMachine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )

@@ -17,6 +17,7 @@
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 #define MAX_FD 4096
+#define META_END 8192 /* two meta pages */
 
 static int log_fd = -1;
 static unsigned char tracked[MAX_FD]; /* 0 no, 1 data file, 2 the same through O_DSYNC */
@@ -53,7 +54,7 @@ static int fails(int fd, char kind) {
     return 1;
 }
 
-/* For the writer, by ctypes. */
+/* For the writer, by ctypes: mark the log; fail a write (w), a meta page's write (m) or a sync (s), `after` others. */
 void shim_mark(const char *text) {
     struct iovec part = {(void *)text, strlen(text)};
     record('m', 0, &part, 1, part.iov_len);
@@ -86,7 +87,7 @@ int close(int fd) {
 
 #define PWRITE(name, type)                                                                                    \
     ssize_t name(int fd, const void *data, size_t length, type offset) {                                      \
-        if (fails(fd, 'w')) return -1;                                                                        \
+        if (fails(fd, 'w') || (offset < META_END && fails(fd, 'm'))) return -1;                               \
         struct iovec part = {(void *)data, length};                                                           \
         ssize_t done = REAL(name)(fd, data, length, offset);                                                  \
         if (of_interest(fd)) wrote(fd, &part, 1, done, offset);                                               \
