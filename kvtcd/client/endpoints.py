@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from kvtcd.client.call import Buffer, Call, Options, flat
 from kvtcd.core import wire
-from kvtcd.core.errors import BadRequest
+from kvtcd.core.errors import BadKey, BadRequest
 from kvtcd.core.fields import Fields
 from kvtcd.core.identity import NAMESPACE_NAME, Identity
-from kvtcd.core.keys import EngineKey, parse_key, token_array
+from kvtcd.core.keys import EngineKey, token_array
 from kvtcd.core.messages import (
     BlockHead,
     BlockResult,
@@ -30,10 +30,12 @@ from kvtcd.core.messages import (
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
 MAX_FRAME = 1 << 40
+"""Bytes of one block that a daemon may send: a bound on what is allocated for a claim."""
 GROUP_BYTES = 256 << 20
 GROUP_BLOCKS = 1024
 """What `put_many` sends in one request at most, besides a single larger block."""
 _NAME = re.compile(NAMESPACE_NAME)
+_MAX_KEY = 64
 
 
 def info() -> Call[Info]:
@@ -179,11 +181,17 @@ def _namespace(name: str) -> str:
 
 
 def _block(name: str, key: bytes) -> str:
-    return f"{_namespace(name)}/blocks/{parse_key(key.hex()).hex()}"
+    return f"{_namespace(name)}/blocks/{_key(key).hex()}"
+
+
+def _key(key: bytes) -> EngineKey:
+    if not 1 <= len(key) <= _MAX_KEY:
+        raise BadKey(key.hex())
+    return EngineKey(key)
 
 
 def _keys(keys: Iterable[bytes]) -> dict[str, object]:
-    return keys_to_json([parse_key(key.hex()) for key in keys])
+    return keys_to_json(_key(key) for key in keys)
 
 
 def _json(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from kvtcd.core.errors import BadField, BadRequest
@@ -37,6 +37,9 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")
 
 
+_TIERS = {str(tier): tier for tier in Tier}
+
+
 class Fields:
     """One JSON object; every reader raises `BadRequest` with the name of the field that is wrong.
 
@@ -45,10 +48,12 @@ class Fields:
         what: its name, should it be none.
     """
 
+    __slots__ = ("_body",)
+
     def __init__(self, body: object, what: str) -> None:
-        if not isinstance(body, Mapping):
+        if not isinstance(body, dict):
             raise BadRequest(what, "is not a JSON object")
-        self._body: Mapping[str, Any] = body
+        self._body: dict[str, Any] = body
 
     def __contains__(self, name: str) -> bool:
         """Tell whether a field is there and not null."""
@@ -75,7 +80,7 @@ class Fields:
         """Return a string, None if the field is absent or null."""
         return self.text(name) if name in self else None
 
-    def choice(self, name: str, choices: Sequence[str]) -> str:
+    def choice(self, name: str, choices: Collection[str]) -> str:
         """Return one of a few strings."""
         value = self.text(name)
         if value not in choices:
@@ -84,7 +89,7 @@ class Fields:
 
     def tier(self, name: str) -> Tier:
         """Return a tier."""
-        return Tier(self.choice(name, tuple(Tier)))
+        return _TIERS[self.choice(name, _TIERS)]
 
     def key(self, name: str) -> EngineKey:
         """Return an engine key."""
