@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 75 already running."""
+"""The command line.
+
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 75 already running.
+"""
 
 from __future__ import annotations
 

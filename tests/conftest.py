@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
@@ -47,8 +48,6 @@ def _no_lane_outlives_its_test() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip GPU tests where there is none."""
-    import torch
-
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -27,7 +27,13 @@ def test_golden_blob() -> None:
     assert (header.basis, header.plan, header.step, header.profile) == (BasisId.PLAIN, 16, 0.0, b"p" * 32)
     assert (header.first_token, header.tokens, header.raw_bytes) == (512, 200, 38_400)
     codes, raw = parsed.sections
-    assert (codes.kind, codes.stream, codes.part, codes.token_start, codes.token_count) == (Kind.CODES, 0, 4, 0, 72)
+    assert (codes.kind, codes.stream, codes.part, codes.token_start, codes.token_count) == (
+        Kind.CODES,
+        0,
+        4,
+        0,
+        72,
+    )
     (deflated, _), (stored, is_stored) = codes.chunks
     payload = parsed.payload(codes)
     plane = zlib.decompressobj(-15).decompress(payload[:deflated])
@@ -40,25 +46,35 @@ runs = st.lists(
     st.one_of(
         st.builds(
             lambda body, stream: Run(Kind.RAW, stream, 0, 0, 1, len(body), data=body),
-            st.binary(max_size=100), st.integers(0, 255),
+            st.binary(max_size=100),
+            st.integers(0, 255),
         ),
         st.builds(
             lambda body, stream, part: Run(
                 Kind.PLANE, stream, part, 0, 1, len(body), [Chunk(body, stored=True)] if body else []
             ),
-            st.binary(max_size=100), st.integers(0, 255), st.integers(0, 3),
+            st.binary(max_size=100),
+            st.integers(0, 255),
+            st.integers(0, 3),
         ),
     ),
     max_size=6,
-)  # fmt: skip
+)
 headers = st.builds(
     Header,
-    codec=st.sampled_from(list(CodecId)), codec_version=st.integers(0, 255), dtype=st.sampled_from(list(Dtype)),
-    layout=st.binary(min_size=32, max_size=32), tokens=st.integers(1, 1 << 16), raw_bytes=st.just(1 << 20),
-    first_token=st.none() | st.integers(0, 2**63), basis=st.sampled_from(list(BasisId)),
-    plan=st.integers(0, 2**32 - 1), step=st.floats(width=32, allow_nan=False),
-    token_classes=st.integers(0, 255), profile=st.binary(min_size=32, max_size=32),
-)  # fmt: skip
+    codec=st.sampled_from(list(CodecId)),
+    codec_version=st.integers(0, 255),
+    dtype=st.sampled_from(list(Dtype)),
+    layout=st.binary(min_size=32, max_size=32),
+    tokens=st.integers(1, 1 << 16),
+    raw_bytes=st.just(1 << 20),
+    first_token=st.none() | st.integers(0, 2**63),
+    basis=st.sampled_from(list(BasisId)),
+    plan=st.integers(0, 2**32 - 1),
+    step=st.floats(width=32, allow_nan=False),
+    token_classes=st.integers(0, 255),
+    profile=st.binary(min_size=32, max_size=32),
+)
 
 
 @given(headers, runs)
@@ -117,20 +133,34 @@ SECTION = 160
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({0: b"KVTX"}, BadMagic), ({4: b"\x02\x00"}, BadVersion), ({6: b"\xff"}, BadField),
-        ({8: b"\x02"}, BadField), ({9: b"\x07"}, BadField), ({10: b"\x09"}, BadField),
-        ({20: struct.pack("<I", 0)}, BadField), ({20: struct.pack("<I", 1 << 31)}, BadField),
-        ({24: struct.pack("<I", 1)}, BadChecksum), ({24: struct.pack("<I", 2**32 - 1)}, BadField),
-        ({36: struct.pack("<Q", 2**63)}, BadField), ({44: struct.pack("<Q", 1)}, Truncated),
-        ({116: b"\x01"}, BadField), ({SECTION: b"\x09"}, BadField), ({SECTION + 3: b"\x01"}, BadField),
-        ({SECTION + 4: struct.pack("<I", 199)}, BadField), ({SECTION + 8: struct.pack("<I", 0)}, BadField),
-        ({SECTION + 8: struct.pack("<I", 2**32 - 1)}, BadField), ({SECTION + 12: struct.pack("<I", 4096)}, BadField),
-        ({SECTION + 16: struct.pack("<Q", 2**64 - 1)}, BadField), ({SECTION + 24: struct.pack("<Q", 16)}, BadField),
-        ({SECTION + 32: struct.pack("<Q", 2**40)}, BadField), ({SECTION + 40: struct.pack("<I", 2**31)}, BadField),
-        ({160 + 112: struct.pack("<I", 0)}, BadField), ({160 + 112: struct.pack("<I", 1 << 20)}, BadField),
+        ({0: b"KVTX"}, BadMagic),
+        ({4: b"\x02\x00"}, BadVersion),
+        ({6: b"\xff"}, BadField),
+        ({8: b"\x02"}, BadField),
+        ({9: b"\x07"}, BadField),
+        ({10: b"\x09"}, BadField),
+        ({20: struct.pack("<I", 0)}, BadField),
+        ({20: struct.pack("<I", 1 << 31)}, BadField),
+        ({24: struct.pack("<I", 1)}, BadChecksum),
+        ({24: struct.pack("<I", 2**32 - 1)}, BadField),
+        ({36: struct.pack("<Q", 2**63)}, BadField),
+        ({44: struct.pack("<Q", 1)}, Truncated),
+        ({116: b"\x01"}, BadField),
+        ({SECTION: b"\x09"}, BadField),
+        ({SECTION + 3: b"\x01"}, BadField),
+        ({SECTION + 4: struct.pack("<I", 199)}, BadField),
+        ({SECTION + 8: struct.pack("<I", 0)}, BadField),
+        ({SECTION + 8: struct.pack("<I", 2**32 - 1)}, BadField),
+        ({SECTION + 12: struct.pack("<I", 4096)}, BadField),
+        ({SECTION + 16: struct.pack("<Q", 2**64 - 1)}, BadField),
+        ({SECTION + 24: struct.pack("<Q", 16)}, BadField),
+        ({SECTION + 32: struct.pack("<Q", 2**40)}, BadField),
+        ({SECTION + 40: struct.pack("<I", 2**31)}, BadField),
+        ({160 + 112: struct.pack("<I", 0)}, BadField),
+        ({160 + 112: struct.pack("<I", 1 << 20)}, BadField),
         ({160 + 116: struct.pack("<I", 5 | 1 << 31)}, BadField),
     ],
-)  # fmt: skip
+)
 def test_a_field_out_of_range_is_refused_even_with_a_valid_checksum(changes, error) -> None:
     with pytest.raises(error):
         blob.parse(memoryview(_resealed(changes)))

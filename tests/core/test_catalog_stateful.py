@@ -37,7 +37,10 @@ class CatalogMachine(RuleBasedStateMachine):
     """The catalog must serve only what is there, hold its invariants, and let nobody wait for ever."""
 
     @initialize(
-        host=st.integers(1, 12), disk=st.integers(0, 12), demotions=st.integers(1, 3), granule=st.integers(1, 3)
+        host=st.integers(1, 12),
+        disk=st.integers(0, 12),
+        demotions=st.integers(1, 3),
+        granule=st.integers(1, 3),
     )
     def start(self, host: int, disk: int, demotions: int, granule: int) -> None:
         shelves = {Tier.HOST: Shelf(host, 0.9, 0.6, Lru(), granule=granule)}
@@ -54,7 +57,7 @@ class CatalogMachine(RuleBasedStateMachine):
                     self.granted(self.world.waiting.pop(ticket))
                 case ev.Deny(ticket, _):
                     self.world.waiting.pop(ticket)
-                case ev.Move(key, source, target, after):
+                case ev.Move(key, source, _, after):
                     assert self.world.bytes_at.get((key, source)), "a move starts from bytes that are there"
                     assert after >= 0
                     self.world.moves.append(action)
@@ -145,7 +148,11 @@ class CatalogMachine(RuleBasedStateMachine):
         self.tell(ev.Release(key))
 
     @precondition(lambda self: self.world.moves)
-    @rule(data=st.data(), outcome=st.sampled_from(["moved", "moved", "failed", "damaged"]), shrink=st.integers(0, 3))
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["moved", "moved", "failed", "damaged"]),
+        shrink=st.integers(0, 3),
+    )
     def move_ends(self, data, outcome: str, shrink: int) -> None:
         move = data.draw(st.sampled_from(self.world.moves))
         self.finish(move, outcome, shrink)

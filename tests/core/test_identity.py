@@ -15,9 +15,13 @@ from kvtcd.core.layout import Dtype, kv_layout
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "identities-v1.json").read_text())
 PLAIN = Identity(
-    engine="e", hash_scheme="h", model="m", weights="0" * 64,
-    layout=kv_layout(layers=2, kv_heads=1, head_dim=8, dtype=Dtype.F32), rope=Rope(RopeKind.DEFAULT, 1e4, 8),
-)  # fmt: skip
+    engine="e",
+    hash_scheme="h",
+    model="m",
+    weights="0" * 64,
+    layout=kv_layout(layers=2, kv_heads=1, head_dim=8, dtype=Dtype.F32),
+    rope=Rope(RopeKind.DEFAULT, 1e4, 8),
+)
 
 
 @pytest.mark.parametrize("name", ["kv", "mla"])
@@ -34,13 +38,21 @@ def test_golden_identities_keep_their_digests(name: str) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"weights": "1" * 64}, {"adapter": "1" * 64}, {"engine": "x"}, {"model": "x"}, {"scales": "x"},
-        {"block_tokens": 128}, {"page_format": "x"}, {"parallel": "x"}, {"hash_scheme": "x"},
-        {"rope": Rope(RopeKind.DEFAULT, 1e5, 8)}, {"rope": Rope(RopeKind.DEFAULT, 1e4, 4)},
+        {"weights": "1" * 64},
+        {"adapter": "1" * 64},
+        {"engine": "x"},
+        {"model": "x"},
+        {"scales": "x"},
+        {"block_tokens": 128},
+        {"page_format": "x"},
+        {"parallel": "x"},
+        {"hash_scheme": "x"},
+        {"rope": Rope(RopeKind.DEFAULT, 1e5, 8)},
+        {"rope": Rope(RopeKind.DEFAULT, 1e4, 4)},
         {"layout": kv_layout(layers=2, kv_heads=1, head_dim=8, dtype=Dtype.BF16)},
         {"layout": kv_layout(layers=3, kv_heads=1, head_dim=8, dtype=Dtype.F32)},
     ],
-)  # fmt: skip
+)
 def test_every_field_makes_another_identity(change) -> None:
     other = replace(PLAIN, **change)
 
@@ -65,21 +77,38 @@ def _changed(path: str, value: object) -> dict:
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        ("engine", None, "engine"), ("engine", "", "engine"), ("engine", 3, "engine"), ("engine", "a\n", "engine"),
-        ("weights", "0" * 63, "weights"), ("weights", "G" * 64, "weights"), ("adapter", "lora", "adapter"),
-        ("block_tokens", 0, "block_tokens"), ("block_tokens", True, "block_tokens"),
-        ("block_tokens", 1 << 17, "block_tokens"), ("surprise", 1, "identity.surprise"),
-        ("layout.dtype", "int8", "layout.dtype"), ("layout.layers", 0, "layers"),
-        ("layout.layers", 1 << 40, "layers"), ("layout.streams", [], "streams"),
-        ("layout.streams.0.heads", 0, "streams.heads"), ("layout.streams.0.name", "k k", "streams.name"),
-        ("layout.streams.0.name", "v", "streams"), ("layout.streams.0.rope", 2, "layout.streams.rope"),
-        ("rope.theta", 10000, "rope.theta"), ("rope.theta", "nan", "rope.theta"),
-        ("rope.theta", "ten", "rope.theta"), ("rope.theta", None, "rope.theta"),
-        ("rope.factor", "2.0", "rope.factor"), ("rope.rotary_dim", 7, "rope.rotary_dim"),
-        ("rope.rotary_dim", 16, "rope.rotary_dim"), ("rope.pairing", "thirds", "rope.pairing"),
-        ("rope.kind", "linear", "rope.factor"), ("rope", None, "rope"), ("layout", 3, "layout"),
+        ("engine", None, "engine"),
+        ("engine", "", "engine"),
+        ("engine", 3, "engine"),
+        ("engine", "a\n", "engine"),
+        ("weights", "0" * 63, "weights"),
+        ("weights", "G" * 64, "weights"),
+        ("adapter", "lora", "adapter"),
+        ("block_tokens", 0, "block_tokens"),
+        ("block_tokens", True, "block_tokens"),
+        ("block_tokens", 1 << 17, "block_tokens"),
+        ("surprise", 1, "identity.surprise"),
+        ("layout.dtype", "int8", "layout.dtype"),
+        ("layout.layers", 0, "layers"),
+        ("layout.layers", 1 << 40, "layers"),
+        ("layout.streams", [], "streams"),
+        ("layout.streams.0.heads", 0, "streams.heads"),
+        ("layout.streams.0.name", "k k", "streams.name"),
+        ("layout.streams.0.name", "v", "streams"),
+        ("layout.streams.0.rope", 2, "layout.streams.rope"),
+        ("rope.theta", 10000, "rope.theta"),
+        ("rope.theta", "nan", "rope.theta"),
+        ("rope.theta", "ten", "rope.theta"),
+        ("rope.theta", None, "rope.theta"),
+        ("rope.factor", "2.0", "rope.factor"),
+        ("rope.rotary_dim", 7, "rope.rotary_dim"),
+        ("rope.rotary_dim", 16, "rope.rotary_dim"),
+        ("rope.pairing", "thirds", "rope.pairing"),
+        ("rope.kind", "linear", "rope.factor"),
+        ("rope", None, "rope"),
+        ("layout", 3, "layout"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_identity_names_its_field(path, value, field) -> None:
     with pytest.raises(BadIdentity) as error:
         Identity.from_json(_changed(path, value))

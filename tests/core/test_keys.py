@@ -46,7 +46,10 @@ def test_the_chain_is_blake2b_over_all_tokens_so_far(tokens: list[int], size: in
     key = hashlib.blake2b(b"kvtcd-chain-v1" + NAMESPACE, digest_size=32).digest()
     for number, link in enumerate(links):
         piece = tokens[number * size : (number + 1) * size]
-        parent, key = key, hashlib.blake2b(key + struct.pack(f"<{len(piece)}I", *piece), digest_size=32).digest()
+        parent, key = (
+            key,
+            hashlib.blake2b(key + struct.pack(f"<{len(piece)}I", *piece), digest_size=32).digest(),
+        )
         assert (link.key, link.first, link.tokens) == (key, number * size, len(piece))
         assert link.parent == (parent if number else None)
     assert sum(link.tokens for link in links) == len(tokens)
@@ -60,7 +63,9 @@ def test_a_record_key_is_an_hmac_that_separates_its_parts() -> None:
     message = b"kvtcd-rec-v1" + NAMESPACE + b"\x02\x00" + b"ab" + key
     assert tenant.record_key(NAMESPACE, b"ab", key) == hmac.digest(tenant.record, message, "sha256")
     assert tenant.record_key(NAMESPACE, b"ab", key) != other.record_key(NAMESPACE, b"ab", key)
-    assert tenant.record_key(NAMESPACE, b"a", EngineKey(b"b" + key)) != tenant.record_key(NAMESPACE, b"ab", key)
+    assert tenant.record_key(NAMESPACE, b"a", EngineKey(b"b" + key)) != tenant.record_key(
+        NAMESPACE, b"ab", key
+    )
 
 
 def test_tenant_keys_do_not_show_themselves() -> None:

@@ -27,7 +27,12 @@ def test_golden_envelope() -> None:
     record.check_blob(TENANT, envelope, BLOB)
 
     assert envelope == GOLDEN
-    assert (envelope.generation, envelope.salt, envelope.first_token, envelope.tokens) == (7, b"salt", 512, 200)
+    assert (envelope.generation, envelope.salt, envelope.first_token, envelope.tokens) == (
+        7,
+        b"salt",
+        512,
+        200,
+    )
     assert (envelope.created, envelope.expires) == (1_790_000_000_000, None)
     assert record.seal(TENANT, envelope) == SEALED
     assert SEALED[-32:] == blake3(SEALED[:-32], key=TENANT.mac).digest()
@@ -49,16 +54,26 @@ def test_every_cut_is_found() -> None:
 
 
 @given(
-    key=st.binary(min_size=1, max_size=64), salt=st.binary(max_size=255), parent=st.none() | st.binary(min_size=32, max_size=32),
-    first=st.none() | st.integers(0, 2**63), expires=st.none() | st.integers(1, 2**63), tokens=st.integers(1, 2**31),
-)  # fmt: skip
+    key=st.binary(min_size=1, max_size=64),
+    salt=st.binary(max_size=255),
+    parent=st.none() | st.binary(min_size=32, max_size=32),
+    first=st.none() | st.integers(0, 2**63),
+    expires=st.none() | st.integers(1, 2**63),
+    tokens=st.integers(1, 2**31),
+)
 def test_what_is_sealed_is_opened(key, salt, parent, first, expires, tokens) -> None:
     engine_key = EngineKey(key)
     envelope = replace(
-        GOLDEN, key=TENANT.record_key(GOLDEN.namespace, salt, engine_key), engine_key=engine_key, salt=salt,
-        parent=RecordKey(parent) if parent else None, first_token=first, expires=expires, tokens=tokens,
+        GOLDEN,
+        key=TENANT.record_key(GOLDEN.namespace, salt, engine_key),
+        engine_key=engine_key,
+        salt=salt,
+        parent=RecordKey(parent) if parent else None,
+        first_token=first,
+        expires=expires,
+        tokens=tokens,
         raw_bytes=2**40,
-    )  # fmt: skip
+    )
     sealed = record.seal(TENANT, envelope)
 
     assert record.open_envelope(TENANT, envelope.key, sealed) == envelope
@@ -84,7 +99,13 @@ def test_another_tenant_cannot_open_it() -> None:
 
 @pytest.mark.parametrize(
     ("at", "data", "error"),
-    [(0, b"KVTX", BadMagic), (4, b"\x02", BadVersion), (6, b"\x01", Corrupt), (7, b"\x04", Corrupt), (10, b"\x00", Corrupt)],
+    [
+        (0, b"KVTX", BadMagic),
+        (4, b"\x02", BadVersion),
+        (6, b"\x01", Corrupt),
+        (7, b"\x04", Corrupt),
+        (10, b"\x00", Corrupt),
+    ],
 )
 def test_form_is_checked_before_the_mac(at, data, error) -> None:
     damaged = bytearray(SEALED)

@@ -40,9 +40,14 @@ if TYPE_CHECKING:
 LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
 BLOCK_TOKENS = 16
 IDENTITY = Identity(
-    engine="test", hash_scheme="kvtcd-chain-v1", model="toy", weights="ab" * 32, layout=LAYOUT,
-    rope=Rope(RopeKind.DEFAULT, 10_000.0, 32), block_tokens=BLOCK_TOKENS,
-)  # fmt: skip
+    engine="test",
+    hash_scheme="kvtcd-chain-v1",
+    model="toy",
+    weights="ab" * 32,
+    layout=LAYOUT,
+    rope=Rope(RopeKind.DEFAULT, 10_000.0, 32),
+    block_tokens=BLOCK_TOKENS,
+)
 BLOCK_BYTES = LAYOUT.nbytes(BLOCK_TOKENS)
 
 
@@ -105,7 +110,12 @@ class ToyService:
 
 @asynccontextmanager
 async def toy_service(
-    path: Path, *, host: int = 64 * BLOCK_BYTES, disk: int = 1 << 30, policy: Policy | None = None, close_s: float = 10
+    path: Path,
+    *,
+    host: int = 64 * BLOCK_BYTES,
+    disk: int = 1 << 30,
+    policy: Policy | None = None,
+    close_s: float = 10,
 ) -> AsyncIterator[ToyService]:
     """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there."""
     state = await asyncio.to_thread(StateDirectory, path)
@@ -125,10 +135,15 @@ async def toy_service(
         return codecs[-1]
 
     tenancy = Tenancy(
-        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=(policy,), master=master,
+        driver,
+        registry,
+        fetch=lanes.fetch,
+        metrics=metrics,
+        policies=(policy,),
+        master=master,
         codecs=codec,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
-    )  # fmt: skip
+    )
     service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
     try:
         await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))

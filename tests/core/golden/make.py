@@ -14,29 +14,54 @@ from kvtcd.core.layout import Dtype, Layout, Stream, kv_layout
 HERE = Path(__file__).parent
 
 KV = Identity(
-    engine="transformers", hash_scheme="kvtcd-chain-v1", model="example/kv-1b", weights="0f" * 32,
+    engine="transformers",
+    hash_scheme="kvtcd-chain-v1",
+    model="example/kv-1b",
+    weights="0f" * 32,
     layout=kv_layout(layers=3, kv_heads=2, head_dim=8, dtype=Dtype.BF16),
     rope=Rope(
-        RopeKind.LLAMA3, 500_000.0, 8, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        RopeKind.LLAMA3,
+        500_000.0,
+        8,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
         original_max_position=8192,
     ),
-)  # fmt: skip
+)
 MLA = Identity(
-    engine="vllm", hash_scheme="vllm-sha256-cbor", model="example/mla-1b", weights="a5" * 32, adapter="5a" * 32,
+    engine="vllm",
+    hash_scheme="vllm-sha256-cbor",
+    model="example/mla-1b",
+    weights="a5" * 32,
+    adapter="5a" * 32,
     layout=Layout((Stream("latent", 1, 64, rope=False), Stream("k_pe", 1, 16, rope=True)), 2, Dtype.F16),
     rope=Rope(
-        RopeKind.YARN, 10_000.0, 16, Pairing.NEIGHBOURS, factor=40.0, original_max_position=4096,
-        beta_fast=32.0, beta_slow=1.0, attention_factor=1.5,
+        RopeKind.YARN,
+        10_000.0,
+        16,
+        Pairing.NEIGHBOURS,
+        factor=40.0,
+        original_max_position=4096,
+        beta_fast=32.0,
+        beta_slow=1.0,
+        attention_factor=1.5,
     ),
-    block_tokens=64, page_format="vllm-mla", parallel="tp2-rank0",
-)  # fmt: skip
+    block_tokens=64,
+    page_format="vllm-mla",
+    parallel="tp2-rank0",
+)
 MASTER = bytes(range(32))
 TOKENS = [5, 0, 4_294_967_295, 17, 17, 3, 9]
 
 
 def identities() -> dict[str, object]:
     return {
-        name: {"identity": identity.to_json(), "digest": identity.digest.hex(), "layout": identity.layout.digest.hex()}
+        name: {
+            "identity": identity.to_json(),
+            "digest": identity.digest.hex(),
+            "layout": identity.layout.digest.hex(),
+        }
         for name, identity in (("kv", KV), ("mla", MLA))
     }
 
@@ -46,10 +71,12 @@ def keys() -> dict[str, object]:
     links = list(chain(KV.digest, TOKENS, 3))
     return {
         "chain": [link.key.hex() for link in links],
-        "key_id": tenant.key_id.hex(), "record": tenant.record.hex(), "mac": tenant.mac.hex(),
+        "key_id": tenant.key_id.hex(),
+        "record": tenant.record.hex(),
+        "mac": tenant.mac.hex(),
         "tag": tenant.tag.hex(),
         "record_keys": [tenant.record_key(KV.digest, salt, links[0].key).hex() for salt in (b"", b"salt")],
-    }  # fmt: skip
+    }
 
 
 def blob_bytes() -> bytes:
@@ -58,27 +85,63 @@ def blob_bytes() -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     first = packer.compress(plane[: blob.CHUNK_BYTES]) + packer.flush()
     header = blob.Header(
-        blob.CodecId.KVTC, 1, Dtype.BF16, KV.layout.digest, tokens, KV.layout.nbytes(tokens), first_token=512,
-        basis=blob.BasisId.PLAIN, plan=16, profile=b"p" * 32,
-    )  # fmt: skip
-    return bytes(blob.assemble(header, [
-        blob.Run(blob.Kind.CODES, 0, 4, 0, 72, len(plane), [
-            blob.Chunk(first, stored=False), blob.Chunk(plane[blob.CHUNK_BYTES:], stored=True),
-        ]),
-        blob.Run(blob.Kind.RAW, blob.ALL_STREAMS, 0, 72, 128, 100, data=b"r" * 100),
-    ]))  # fmt: skip
+        blob.CodecId.KVTC,
+        1,
+        Dtype.BF16,
+        KV.layout.digest,
+        tokens,
+        KV.layout.nbytes(tokens),
+        first_token=512,
+        basis=blob.BasisId.PLAIN,
+        plan=16,
+        profile=b"p" * 32,
+    )
+    return bytes(
+        blob.assemble(
+            header,
+            [
+                blob.Run(
+                    blob.Kind.CODES,
+                    0,
+                    4,
+                    0,
+                    72,
+                    len(plane),
+                    [
+                        blob.Chunk(first, stored=False),
+                        blob.Chunk(plane[blob.CHUNK_BYTES :], stored=True),
+                    ],
+                ),
+                blob.Run(blob.Kind.RAW, blob.ALL_STREAMS, 0, 72, 128, 100, data=b"r" * 100),
+            ],
+        )
+    )
 
 
 def envelope_bytes(content: bytes) -> bytes:
     tenant = TenantKeys.derive(MASTER, "uid:1000")
     links = list(chain(KV.digest, TOKENS, 3))
     key = tenant.record_key(KV.digest, b"salt", links[1].key)
-    return record.seal(tenant, record.Envelope(
-        key=key, tenant_tag=tenant.tag, key_id=tenant.key_id, namespace=KV.digest, generation=7,
-        engine_key=links[1].key, salt=b"salt", parent=tenant.record_key(KV.digest, b"salt", links[0].key),
-        first_token=512, tokens=200, raw_bytes=KV.layout.nbytes(200), blob_bytes=len(content),
-        created=1_790_000_000_000, expires=None, blob_mac=record.blob_mac(tenant, content),
-    ))  # fmt: skip
+    return record.seal(
+        tenant,
+        record.Envelope(
+            key=key,
+            tenant_tag=tenant.tag,
+            key_id=tenant.key_id,
+            namespace=KV.digest,
+            generation=7,
+            engine_key=links[1].key,
+            salt=b"salt",
+            parent=tenant.record_key(KV.digest, b"salt", links[0].key),
+            first_token=512,
+            tokens=200,
+            raw_bytes=KV.layout.nbytes(200),
+            blob_bytes=len(content),
+            created=1_790_000_000_000,
+            expires=None,
+            blob_mac=record.blob_mac(tenant, content),
+        ),
+    )
 
 
 if __name__ == "__main__":

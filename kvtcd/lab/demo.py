@@ -1,0 +1,287 @@
+"""The whole way on a real model: read, store, restart the daemon, fetch, answer, go on.
+
+A model reads a document. Its cache goes to a daemon, which packs it to disk and is then stopped and started
+again. The cache is fetched back, and the model answers questions behind it as it does behind the cache that it
+computed itself. Then a second turn: what the first one added, generated tokens included, is reused too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvtcd.client import Client
+from kvtcd.codec.kvtc import Kvtc
+from kvtcd.codec.profile import load
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.identity import Identity
+from kvtcd.core.policy import CodecChoice
+from kvtcd.integrations.transformers_blocks import raw_block
+from kvtcd.integrations.transformers_cache import PrefixCache
+from kvtcd.lab import evaluate, models
+from kvtcd.lab.calibrate import profile_for
+from kvtcd.lab.daemon import Daemon
+from kvtcd.lab.demo_report import show
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
+
+QUESTIONS = (
+    "Where is Polonia's home venue located?",
+    "What year did Tesla die?",
+    "Who did Tesla partner with in 1886?",
+)
+OWN_QUESTIONS = ("What is this text about?", "Who is it about?", "Where does it take place?")
+FOLLOW_UP = "Why is that?"
+ANSWER_TOKENS = 24
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question, answered twice.
+
+    Attributes:
+        recomputed: greedy text behind the cache that the model computed.
+        reused: greedy text behind the cache that came back.
+        fetch_s: seconds to fetch the prefix, unpacking included.
+        source: the tier it came from.
+        kl, top1: of the reused against the computed cache, over question and recomputed answer.
+    """
+
+    question: str
+    recomputed: str
+    reused: str
+    fetch_s: float
+    source: str
+    kl: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurn:
+    """What was reused of a conversation: `tokens` of `length`, of which the model `generated` some itself."""
+
+    question: str
+    answer: str
+    length: int
+    tokens: int
+    generated: int
+    fetch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything the demo found out; seconds, bytes, nats per token."""
+
+    model: str
+    tokens: int
+    raw_bytes: int
+    stored_bytes: int
+    ratio: float
+    ratio_codec: float
+    restart_s: float
+    prefill_s: float
+    reuse_s: float
+    speedup: float
+    ttft_recompute_s: float
+    ttft_reuse_s: float
+    kl_mean: float
+    top1_agreement: float
+    answers: tuple[Answer, ...]
+    second_turn: SecondTurn
+
+
+def command(
+    *, model: str, document: Path | None, profile: Path | None, threads: int, json: Path | None
+) -> None:
+    """Run the demo, show a table, and write the figures if asked.
+
+    Raises:
+        Unavailable: the model cannot be had, or the daemon does not start.
+        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+    """
+    torch.set_num_threads(threads)
+    console = Console()
+    with Progress(console=console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
+        figures = Demo(models.load(models.resolve(model, progress)), Phases(progress)).run(
+            Path(folder), text=_text(document), own=document is not None, profile=profile
+        )
+    show(console, figures)
+    if json:
+        write_json(json, "demo", asdict(figures))
+
+
+def _text(document: Path | None) -> str:
+    if document is None:
+        return files("kvtcd.lab.texts").joinpath("reader.txt").read_text("utf-8")
+    try:
+        return document.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(document, "", f"cannot be read as UTF-8 text: {error}") from None
+
+
+class Demo:
+    """One run with one model."""
+
+    def __init__(self, loaded: LoadedModel, phases: Phases) -> None:
+        self.loaded, self.phases = loaded, phases
+        self.identity: Identity = models.identity(loaded)
+
+    def run(self, folder: Path, *, text: str, own: bool, profile: Path | None) -> Figures:
+        """Go the whole way with everything in `folder`."""
+        profile = profile or profile_for(self.loaded, self.phases)
+        document = models.tokenize(self.loaded, text.strip() + "\n\n")
+        questions = OWN_QUESTIONS if own else QUESTIONS
+        with self.phases("reading the document"):
+            (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
+        raw_bytes = self.identity.layout.nbytes(len(document))
+        daemon = Daemon(folder, host=4 * raw_bytes + (64 << 20), disk=1 << 30, profiles=profile.parent)
+        with ExitStack() as stack:
+            with self.phases("starting a daemon and storing the cache on disk"):
+                stack.enter_context(daemon)
+                stored_bytes = self._store(daemon, computed, document)
+            with self.phases("restarting the daemon"):
+                daemon.stop()
+                restart_s = daemon.start()
+            client = stack.enter_context(daemon.client())
+            prefixes = PrefixCache(client, self.identity)
+            answers = []
+            for number, question in enumerate(questions, start=1):
+                with self.phases(f"question {number}: recomputed and reused"):
+                    answers.append(self._ask(client, prefixes, computed, document, question))
+            with self.phases("first token from the beginning"):
+                first = [*document, *self._prompt(questions[0])]
+                _, ttft_recompute_s = timed(lambda: self._read(DynamicCache(), first))
+            with self.phases("second turn"):
+                second = self._second_turn(prefixes, document, questions[0])
+        reuse_s = answers[0].fetch_s
+        question_s = timed(lambda: self._read(deepcopy(computed), self._prompt(questions[0])))[1]
+        return Figures(
+            model=self.loaded.folder.name, tokens=len(document), raw_bytes=raw_bytes,
+            stored_bytes=stored_bytes, ratio=raw_bytes / stored_bytes,
+            ratio_codec=self._codec_ratio(computed, profile), restart_s=restart_s, prefill_s=prefill_s,
+            reuse_s=reuse_s, speedup=prefill_s / reuse_s, ttft_recompute_s=ttft_recompute_s,
+            ttft_reuse_s=reuse_s + question_s, kl_mean=mean(a.kl for a in answers),
+            top1_agreement=mean(a.top1 for a in answers), answers=tuple(answers), second_turn=second,
+        )  # fmt: skip
+
+    def _store(self, daemon: Daemon, cache: DynamicCache, tokens: Sequence[int]) -> int:
+        """Save a cache, have it demoted, and return the bytes it takes on disk."""
+        with daemon.client() as client:
+            prefixes = PrefixCache(client, self.identity)
+            saved = prefixes.save(cache, tokens, durable=True)
+            client.demote(prefixes.namespace, [result.key for result in saved.results])
+            disk: int = client.stats()["tiers"]["disk"]["used"]
+            return disk
+
+    def _ask(
+        self,
+        client: Client,
+        prefixes: PrefixCache,
+        computed: DynamicCache,
+        document: Sequence[int],
+        question: str,
+    ) -> Answer:
+        prompt = self._prompt(question)
+        source = client.match_tokens(prefixes.namespace, [*document, *prompt]).blocks[0].tier
+        known, fetch_s = timed(lambda: prefixes.load([*document, *prompt]))
+        recomputed = self._answer(deepcopy(computed), prompt)
+        reused = self._answer(deepcopy(known.cache), prompt)
+        said = [*prompt, *recomputed]
+        quality = evaluate.quality(
+            self._logits(deepcopy(computed), said), self._logits(known.cache, said), said
+        )
+        return Answer(
+            question,
+            self._words(recomputed),
+            self._words(reused),
+            fetch_s,
+            str(source),
+            quality.kl,
+            quality.top1,
+        )
+
+    def _second_turn(self, prefixes: PrefixCache, document: Sequence[int], question: str) -> SecondTurn:
+        """Answer, store what that added, and go on with a question about it."""
+        first = [*document, *self._prompt(question)]
+        cache = prefixes.load(first).cache
+        held = cache.get_seq_length()
+        answer = self._answer(cache, first[held:])
+        turn = [*first, *answer]
+        prefixes.save(cache, turn, durable=True)
+        prompt = [*turn, *models.tokenize(self.loaded, "\n"), *self._prompt(FOLLOW_UP)]
+        known, fetch_s = timed(lambda: prefixes.load(prompt))
+        generated = max(0, known.tokens - len(first))
+        said = self._words(self._answer(known.cache, prompt[known.tokens :]))
+        return SecondTurn(FOLLOW_UP, said, len(prompt), known.tokens, generated, fetch_s)
+
+    def _codec_ratio(self, cache: DynamicCache, profile: Path) -> float:
+        """Ratio over the coded tokens alone, without sinks and window."""
+        length, size = cache.get_seq_length(), self.identity.block_tokens
+        blocks = []
+        for start in range(0, length, size):
+            stop = min(start + size, length)
+            raw = raw_block(cache, start, stop, self.identity.layout)
+            blocks.append(evaluate.Block(raw, start, stop - start, length - stop))
+        choice = CodecChoice()
+        encoder = Kvtc(
+            self.identity.layout, self.identity.rope, load(profile), choice.ratio, sinks=choice.sinks,
+            window=choice.window,
+        )  # fmt: skip
+        return evaluate.size(self.identity.layout, blocks, evaluate.encode(encoder, blocks)).ratio
+
+    def _prompt(self, question: str) -> list[int]:
+        return models.tokenize(self.loaded, f"Question: {question}\nAnswer:")
+
+    def _words(self, tokens: Sequence[int]) -> str:
+        text: str = self.loaded.tokenizer.decode(tokens)
+        return text.strip()
+
+    def _read(self, cache: DynamicCache, tokens: Sequence[int]) -> tuple[DynamicCache, int]:
+        """Let the model read tokens behind a cache, which grows; return it with the most likely next token."""
+        with torch.inference_mode():
+            out = self.loaded.model(torch.tensor([tokens]), cache=cache, logits_to_keep=1)
+        return cache, int(out.logits[0, -1].argmax())
+
+    def _logits(self, cache: DynamicCache, tokens: Sequence[int]) -> Tensor:
+        with torch.inference_mode():
+            out = self.loaded.model(torch.tensor([tokens]), cache=cache)
+        return out.logits[0].to(torch.float32)
+
+    def _answer(self, cache: DynamicCache, prompt: Sequence[int]) -> list[int]:
+        """Generate greedily to the end of the line; the cache grows by all but the last token."""
+        said: list[int] = []
+        token = self._read(cache, prompt)[1]
+        while len(said) < ANSWER_TOKENS:
+            said.append(token)
+            if "\n" in self.loaded.tokenizer.decode([token]) or token == self.loaded.tokenizer.eos_token_id:
+                break
+            token = self._read(cache, [token])[1]
+        return said
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Return what a call returns, and the seconds it took."""
+    started = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - started
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the arithmetic mean."""
+    found = list(values)
+    return sum(found) / len(found)
