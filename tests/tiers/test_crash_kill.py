@@ -42,7 +42,7 @@ def filled(tmp_path):
 
 def kill_cycles(zygote, tmp_path, cycles, seed):
     path = tmp_path / "environment"
-    draw = random.Random(seed)  # noqa: S311 - not for secrets
+    draw = random.Random(seed)
     possible = [{}]
     first = 0
     written = 0

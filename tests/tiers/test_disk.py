@@ -111,7 +111,7 @@ def test_scan_is_in_key_order_and_goes_on_while_records_come_and_go(environment)
     ("nbytes", "at_most"), [(100, 8), (1500, 2), (2100, 2), (60_000, 1.1), (700_000, 1.02)]
 )
 def test_footprint_covers_the_pages_that_lmdb_uses(environment, nbytes, at_most):
-    draw = random.Random(nbytes)  # noqa: S311 - not for secrets
+    draw = random.Random(nbytes)
     for step in range(20):
         environment.write(
             [
@@ -131,7 +131,7 @@ def test_footprint_covers_the_pages_that_lmdb_uses(environment, nbytes, at_most)
 def test_the_file_stays_near_its_quota_after_eight_turnovers(tmp_path):
     quota = 64 * MIB
     environment = Environment(tmp_path / "environment", quota=quota)
-    draw = random.Random(8)  # noqa: S311 - not for secrets
+    draw = random.Random(8)
     held = {}
     source = memoryview(draw.randbytes(MIB))
     written = number = 0

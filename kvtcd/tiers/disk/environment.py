@@ -67,15 +67,15 @@ class Environment:
 
     @property
     def used(self) -> int:
-        """Bytes that the records occupy: the sum of their footprints."""
-        with self._using("count") as generation:
-            return generation.used
+        """Bytes that the records occupy: the sum of their footprints; 0 when closed. Never waits."""
+        generation = self._generation
+        return generation.used if generation else 0
 
     @property
     def file_bytes(self) -> int:
-        """Length of the data file. It keeps its length when records go; `rewrite` gives space back."""
-        with self._using("measure") as generation:
-            return generation.file_bytes
+        """Length of the data file, 0 when closed. It keeps its length when records go. Never waits."""
+        generation = self._generation
+        return generation.file_bytes if generation else 0
 
     def write(self, puts: Sequence[Put], drops: Sequence[bytes]) -> None:
         """Remove records and then store records, all in one transaction: on return, all or (an error) none.

@@ -79,4 +79,12 @@ def _room(path: Path) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == resource.RLIM_INFINITY:
         return free
-    return min(free, limit - (path / DATA).stat().st_size)
+    return min(free, limit - data_bytes(path))
+
+
+def data_bytes(path: Path) -> int:
+    """Return the length of the data file in a generation directory, 0 when there is none."""
+    try:
+        return (path / DATA).stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core.errors import BadField, Corrupt, Truncated, Unavailable
-from kvtcd.tiers.disk.faults import DATA, Damaged, translated
+from kvtcd.tiers.disk.faults import Damaged, data_bytes, translated
 from kvtcd.tiers.disk.records import (
     KEY_BYTES,
     Put,
@@ -57,10 +57,9 @@ class Generation:
         _require_hardened()
         self.path = path
         with ExitStack() as undo, translated("open", path):
-            held = 0 if create else (path / DATA).stat().st_size
             self._lmdb = lmdb.open(
                 str(path),
-                map_size=max(2 * quota, 2 * held, _MIN_MAP),
+                map_size=max(2 * quota, 2 * data_bytes(path), _MIN_MAP),
                 create=False,
                 mode=0o600,
                 metasync=False,
@@ -78,8 +77,8 @@ class Generation:
 
     @property
     def file_bytes(self) -> int:
-        """Length of the data file; it does not shrink."""
-        return (self.path / DATA).stat().st_size
+        """Length of the data file, 0 when it has just been superseded."""
+        return data_bytes(self.path)
 
     def write(self, puts: Sequence[Put], drops: Sequence[bytes]) -> None:
         """Remove `drops` and then store `puts` in one transaction."""

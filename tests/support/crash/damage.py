@@ -24,7 +24,7 @@ def damage(environment: Path, kind: str, condition: str, draw: int) -> None:
     """Do one random damage of a kind of `DAMAGES` to the data file, and say how the file was left."""
     [data] = environment.glob("*/data.mdb")
     damaged = bytearray(data.read_bytes())
-    DAMAGES[kind](damaged, random.Random(draw))  # noqa: S311 - not for secrets
+    DAMAGES[kind](damaged, random.Random(draw))
     data.write_bytes(damaged)
     (data.parent / "condition").write_bytes(condition.encode())
 

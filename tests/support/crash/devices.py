@@ -47,7 +47,7 @@ def fill_device(path: str, file_limit: int) -> dict[str, Any]:
 
 
 def fail_call(path: str, seed: int, kind: str, after: int, code: int) -> dict[str, Any]:
-    """Let one call on the data file fail, `after` others of its kind in shim.c; tell which steps were refused.
+    """Let one call on the data file fail, `after` others of its kind in shim.c; tell what was refused.
 
     Returns:
         reached: the call was made; refused: (step, error class) of each, -1 for closing; right: what is there

@@ -48,7 +48,7 @@ def open_image(
     Returns:
         `exact`, `lost` (fewer steps than acknowledged, as allowed), or what is wrong.
     """
-    chance = random.Random(draw)  # noqa: S311 - not for secrets
+    chance = random.Random(draw)
     recorded = list(events(Path(recording).read_bytes()))
     history = recorded[: chance.randrange(len(recorded) + 1)]
     path = Path(scratch) / f"image-{draw}"

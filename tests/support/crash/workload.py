@@ -37,7 +37,7 @@ class Step:
 
 def step(seed: int, number: int) -> Step:
     """Return the `number`-th transaction: new records, overwrites, drops; small, of one chunk, of several."""
-    draw = random.Random(f"{seed}/{number}")  # noqa: S311 - not for secrets
+    draw = random.Random(f"{seed}/{number}")
     sizes = (draw.randrange(1, 3000), draw.randrange(3000, 200_000), draw.randrange(262_128, 700_000))
     puts = {
         draw.randrange(RECORDS): (number, draw.choices(sizes, (2, 3, 1))[0])
