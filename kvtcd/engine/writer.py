@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtcd.core.errors import StoreFailed
+from kvtcd.core.errors import KvtcdError
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.ports import Environment
@@ -83,12 +83,9 @@ class Writer:
         await done
 
     async def _gather(self) -> None:
-        stopping = False
-        while not stopping:
-            first = await self._queue.get()
-            if first is None:
-                return
-            group, nbytes = [first], first.nbytes
+        late: _Write | None = None
+        while (first := late or await self._queue.get()) is not None:
+            late, group, nbytes = None, [first], first.nbytes
             deadline = asyncio.get_running_loop().time() + LINGER
             while len(group) < MAX_RECORDS and nbytes < MAX_BYTES:
                 try:
@@ -97,7 +94,10 @@ class Writer:
                 except TimeoutError:
                     break
                 if write is None:
-                    stopping = True
+                    self._queue.put_nowait(None)  # the end, seen again in the next turn
+                    break
+                if nbytes + write.nbytes > MAX_BYTES:
+                    late = write
                     break
                 group.append(write)
                 nbytes += write.nbytes
@@ -108,7 +108,7 @@ class Writer:
         drops = [write.drop for write in group if write.drop is not None]
         try:
             await self._lane.run(self.environment.write, puts, drops)
-        except StoreFailed as error:
+        except KvtcdError as error:
             _log.warning("commit of %d records and %d drops: %s", len(puts), len(drops), error)
             _settle([write for write in group if write.put is not None], error)
             await self._drop_alone([write for write in group if write.drop is not None])
@@ -124,7 +124,7 @@ class Writer:
                 await self._lane.run(
                     self.environment.write, [], [w.drop for w in group if w.drop is not None]
                 )
-            except StoreFailed as error:
+            except KvtcdError as error:
                 if attempt == DROP_ATTEMPTS - 1:
                     _settle(group, error)
                     return
@@ -134,7 +134,7 @@ class Writer:
                 return
 
 
-def _settle(group: list[_Write], error: StoreFailed | None) -> None:
+def _settle(group: list[_Write], error: KvtcdError | None) -> None:
     for write in group:
         if write.done.done():
             continue  # whoever waited has gone
