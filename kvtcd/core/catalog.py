@@ -140,6 +140,7 @@ class Catalog:
             self._grant(ticket)
         for key in pending:
             entry = self.residents.entries[key]
+            entry.failed = False
             entry.evict |= evict
             if not entry.ready(Tier.DISK):
                 self.room.demotions[key] = None
@@ -195,7 +196,7 @@ class Catalog:
         self.residents.drop(key, target)
         self._disappoint(key, entry, Reason.DAMAGED if damaged else Reason.FAILED)
         if target is Tier.DISK:
-            entry.packable = entry.evict = False  # the next eviction drops it: never tried in a loop
+            entry.failed, entry.evict = True, False  # never tried in a loop
         elif damaged:
             self.residents.drop(key, Tier.DISK)
             self.residents.actions.append(Lost(key, entry.namespace, Reason.DAMAGED))

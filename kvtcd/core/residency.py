@@ -43,6 +43,7 @@ class Entry:
     Attributes:
         behind: copy it down as soon as it is there.
         packable: there is a tier below that takes it.
+        failed: its last way down failed; eviction drops it, only a new request tries again.
         evict: drop the host copy as soon as there is one below and nobody reads.
         doomed: serve it no more, and drop all copies as soon as nobody uses them.
         readers: tickets of gets that wait for a host copy.
@@ -55,6 +56,7 @@ class Entry:
     supersedes: RecordKey | None = None
     behind: bool = False
     packable: bool = True
+    failed: bool = False
     evict: bool = False
     doomed: bool = False
     pins: int = 0

@@ -58,7 +58,8 @@ class Room:
 
     def too_large_below(self, key: RecordKey) -> bool:
         """Tell whether the bound of a block's packed size is over the whole disk tier."""
-        return self._disk_need(key) > self._residents.shelves[Tier.DISK].capacity
+        disk = self._residents.shelves.get(Tier.DISK)
+        return disk is None or self._disk_need(key) > disk.capacity
 
     def share_out(self) -> None:
         """Start whatever finds room, and make room for what does not. Fastest tier first."""
@@ -111,7 +112,7 @@ class Room:
             entry = residents.entries[key]
             if entry.ready(Tier.DISK):
                 residents.drop(key, Tier.HOST)
-            elif not entry.packable or Tier.DISK not in residents.shelves or self.too_large_below(key):
+            elif entry.failed or not entry.packable or self.too_large_below(key):
                 residents.lose(key, Tier.HOST, Reason.NO_TIER)
             elif self.demoting >= self._max_demotions:
                 break

@@ -17,6 +17,7 @@ from kvtcd.core.errors import (
     DeadlineExceeded,
     IdentityConflict,
     NotFound,
+    StoreFull,
     UnknownNamespace,
 )
 from kvtcd.core.events import Tier
@@ -289,6 +290,28 @@ async def test_a_codec_that_breaks_costs_one_block_not_the_daemon(tmp_path) -> N
         check(toy.catalog)
     assert (results[0].outcome, results[0].reason) == ("dropped", "failed")
     assert 'kvtcd_internal_errors_total{where="mover"} 1.0' in text
+
+
+async def test_a_full_disk_refuses_and_recovers(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        environment = toy.service._registry.tenants[TENANT].writer.environment
+        write, environment.write = environment.write, _full
+        refused = await store(toy.service, ns, {1: block(1)}, durable=True)
+        from_host = await fetch(toy.service, ns, 1)
+        environment.write = write
+        flushed = await toy.service.flush(ns, [key(1)], b"", soon())
+        await toy.service.demote(ns, [key(1)], b"", soon())
+        from_disk = await fetch(toy.service, ns, 1)
+        check(toy.catalog)
+
+    assert [(r.outcome, r.reason) for r in refused] == [("dropped", "failed")]
+    assert [r.outcome for r in flushed] == ["stored"]
+    assert from_host == from_disk == block(1)
+
+
+def _full(_puts, _drops) -> None:
+    raise StoreFull("write", "ENOSPC")
 
 
 async def test_one_promotion_serves_all_who_wait(tmp_path) -> None:
