@@ -24,6 +24,7 @@ from kvtcd.tiers.disk.records import (
     chunk_key,
     chunk_lengths,
     footprint,
+    lengths,
     pack_header,
     unpack_header,
 )
@@ -245,10 +246,9 @@ def walk(page: Callable[[bytes], tuple[list[Stored], bytes | None]]) -> Iterator
 def _footprint(key: bytes, header: memoryview) -> int:
     """Return the bytes a record occupies, 0 for one that cannot be read."""
     try:
-        stored = unpack_header(key, header)
+        return footprint(*lengths(key, header))
     except Corrupt:
         return 0
-    return footprint(len(stored.envelope), stored.blob_bytes)
 
 
 def _require_hardened() -> None:

@@ -115,6 +115,16 @@ def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
     """Read a value of the database `meta`; the result holds copies.
 
     Raises:
+        Corrupt: as of `lengths`.
+    """
+    _, blob_bytes = lengths(key, value)
+    return Stored(key, bytes(value[_HEADER.size :]), blob_bytes)
+
+
+def lengths(key: bytes, value: memoryview | bytes) -> tuple[int, int]:
+    """Return the bytes of envelope and blob by a value of the database `meta`.
+
+    Raises:
         Truncated: shorter than its fixed part.
         BadMagic: not a header, or one of a later release.
         BadField: a key or an envelope of a length that is never written.
@@ -128,7 +138,7 @@ def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
         raise BadMagic("record header", f"begins with {magic!r}, not {_MAGIC!r}")
     if len(value) > _HEADER.size + MAX_ENVELOPE:
         raise BadField("record header", f"{len(value)} bytes, more than {_HEADER.size + MAX_ENVELOPE}")
-    return Stored(key, bytes(value[_HEADER.size :]), blob_bytes)
+    return len(value) - _HEADER.size, blob_bytes
 
 
 def footprint(envelope_bytes: int, blob_bytes: int) -> int:
