@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import json
 import os
+import platform
 import socket
 import stat
 from pathlib import Path
@@ -114,15 +117,10 @@ async def test_unexpected_errors_are_logged_and_show_nothing(error, status, show
             assert answer.status == 200
 
 
-async def test_a_peer_on_the_socket_is_its_uid_and_one_by_tcp_is_nobody():
+async def test_a_peer_on_the_socket_is_its_uid_whatever_it_says_and_one_by_tcp_is_nobody():
     async with running(authenticate=peer) as daemon:
-        await daemon.register()
-        assert daemon.toy.service.namespaces(f"uid:{os.getuid()}")
-        async with daemon.request(
-            "PUT", NS, json=IDENTITY.to_json(), headers={TENANT_HEADER: "uid:9"}
-        ) as answer:
-            assert answer.status == 200
-        assert not daemon.toy.service.namespaces("uid:9"), "no header names a tenant"
+        await daemon.register(**{TENANT_HEADER: "uid:9"})
+        assert list(daemon.toy.service._registry.tenants) == [f"uid:{os.getuid()}"]
 
         runner = Runner(create_app(daemon.toy.service, Limits()))
         await runner.setup()
@@ -137,16 +135,50 @@ async def test_a_peer_on_the_socket_is_its_uid_and_one_by_tcp_is_nobody():
             await runner.cleanup()
 
 
+@pytest.mark.skipif(os.getuid() != 0 or platform.machine() != "x86_64", reason="needs to be another user")
+async def test_users_are_told_apart_by_the_kernel():
+    def register_as(uid: int, path: Path) -> bytes:
+        setresuid = 117  # the bare system call: it changes this thread alone
+        libc = ctypes.CDLL(None)
+        libc.syscall(setresuid, -1, uid, -1)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                body = json.dumps(IDENTITY.to_json())
+                connection.sendall(
+                    f"PUT {NS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+                )
+                return connection.recv(100)
+        finally:
+            libc.syscall(setresuid, -1, 0, -1)
+
+    async with running(authenticate=peer) as daemon:
+        daemon.socket.parent.chmod(0o711)
+        await daemon.register()
+        assert (await asyncio.to_thread(register_as, 65534, daemon.socket)).startswith(b"HTTP/1.1 200")
+        assert list(daemon.toy.service._registry.tenants) == ["uid:0", "uid:65534"]
+
+
 async def test_the_socket_is_for_owner_and_group_and_goes_with_the_daemon():
     before = os.umask(0)
     try:
         async with running() as daemon:
-            path = daemon.socket
-            assert stat.S_IMODE(path.stat().st_mode) == 0o660
+            assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
             assert os.umask(0) == 0, "the process's umask is back"
-        assert not path.exists()
+            await daemon.runner.cleanup()
+            assert not daemon.socket.exists()
     finally:
         os.umask(before)
+
+
+async def test_the_socket_of_a_successor_is_left_alone():
+    async with running() as daemon:
+        daemon.socket.unlink()
+        successor, _ = await asyncio.to_thread(listen, daemon.socket)
+        await daemon.runner.cleanup()
+        assert daemon.socket.exists()
+        successor.close()
 
 
 async def test_a_second_daemon_on_a_live_socket_is_refused_and_harms_nothing():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from kvtcd.core import errors, wire
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import Found
+from kvtcd.core.problem import kind_of, problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -130,9 +132,9 @@ async def test_put_many_and_get_many(client, daemon, monkeypatch):
     assert [(r.key, r.outcome) for r in results] == [(ln.key, "stored") for ln in links]
     service = daemon.toy.service
     ns = service.namespace("uid:1", "demo")
-    last = service._record_key(ns, b"", links[-1].key)
-    before = service._record_key(ns, b"", links[-2].key)
-    assert daemon.toy.catalog.residents.entries[last].parent == before, "groups do not break the chain"
+    records = [service._record_key(ns, b"", link.key) for link in links]
+    parents = [daemon.toy.catalog.residents.entries[record].parent for record in records]
+    assert parents == [None, *records[:-1]], "groups do not break the chain"
 
     wanted = [links[3].key, key(9), links[7].key, links[0].key]
     got = [(k, data and bytes(data)) async for k, data in client.get_many("demo", wanted)]
@@ -261,19 +263,24 @@ async def test_no_daemon_is_said_to_be_none_with_its_socket(kind, tmp_path):
 
 
 @asynccontextmanager
-async def scripted(answer: bytes, *, then_close: bool = True) -> AsyncIterator[str]:
-    """A peer that says one thing to everybody, on a socket in the current folder."""
+async def scripted(*answers: bytes, then_close: bool = True) -> AsyncIterator[list[bytes]]:
+    """A peer on the socket "s" that gives these answers to the first requests of each connection.
+
+    Yields the request lines it has seen.
+    """
+    requests: list[bytes] = []
     writers = []
 
     async def serve(reader, writer):
         writers.append(writer)
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
+        for answer in answers:
+            requests.append((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0])
+            writer.write(answer)
         if then_close:
             await closed(writer)
 
     async with await asyncio.start_unix_server(serve, "s"):
-        yield "s"
+        yield requests
         for writer in writers:
             await closed(writer)
 
@@ -291,19 +298,48 @@ async def scripted(answer: bytes, *, then_close: bool = True) -> AsyncIterator[s
 )
 async def test_a_peer_that_is_no_daemon_is_an_error_of_ours(kind, tmp_path, monkeypatch, answer, error):
     monkeypatch.chdir(tmp_path)
-    async with scripted(answer) as address:
-        client = kind(address)
+    async with scripted(answer):
+        client = kind("s")
         with pytest.raises(error):
             await client.info()
         await client.close()
+
+
+async def test_a_refusal_before_the_end_of_a_body_is_heard(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    busy = errors.Busy("everything", 3.0)
+    body = json.dumps(problem(kind_of(busy), busy)).encode()
+    answer = b"HTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with scripted(answer):
+        client = kind("s")
+        for _ in range(3):
+            with pytest.raises(errors.Busy, match="everything"):
+                await client.put("demo", head(1), bytes(8 << 20))
+        await client.close()
+
+
+async def test_a_kept_connection_that_fails_is_replaced_once_and_only_if_that_does_no_harm(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    results = b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"results": []}'
+    async with scripted(results, b"") as requests:  # hangs up at the second request of a connection
+        client = kind("s")
+        for _ in range(3):
+            assert await client.flush("demo") == ()
+        assert len(requests) == 5, "the second and the third were sent twice"
+        with suppress(errors.Unavailable, errors.ServerError):
+            await client.demote("demo", [], wait=False)
+        await client.close()
+    assert sum(b"demote" in request for request in requests) == 1
 
 
 async def test_a_daemon_that_does_not_answer_is_given_up(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kvtcd.client.connections.GRACE_S", 0.0)
     monkeypatch.setattr("kvtcd.client.aio.GRACE_S", 0.0)
-    async with scripted(b"", then_close=False) as address:
-        client = kind(address, timeout=0.2)
+    async with scripted(b"", then_close=False):
+        client = kind("s", timeout=0.2)
         with pytest.raises(errors.DeadlineExceeded):
             await client.info()
         await client.close()
@@ -311,8 +347,8 @@ async def test_a_daemon_that_does_not_answer_is_given_up(kind, tmp_path, monkeyp
 
 async def test_a_block_that_breaks_off_is_not_returned(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    async with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + bytes(50)) as address:
-        client = kind(address)
+    async with scripted(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + bytes(50)):
+        client = kind("s")
         with pytest.raises(errors.Unavailable):
             await client.get("demo", key(1))
         await client.close()
@@ -324,8 +360,8 @@ async def test_frames_that_break_off_are_not_returned(kind, tmp_path, monkeypatc
     assert len(frame) > 100
     body = b"%x\r\n%s\r\n0\r\n\r\n" % (cut, frame[:cut])
     monkeypatch.chdir(tmp_path)
-    async with scripted(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body) as address:
-        client = kind(address)
+    async with scripted(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body):
+        client = kind("s")
         with pytest.raises((errors.Unavailable, errors.Truncated)):
             [item async for item in client.get_many("demo", [key(1)])]
         await client.close()
