@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ def fit_profile(
     *,
     ratios: Sequence[int] = RATIOS,
     rank: int = MAX_RANK,
+    watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Profile, bytes]:
     """Fit bases and plans; return the profile and the bytes of its file (see `profile.store`).
 
@@ -34,21 +36,25 @@ def fit_profile(
             ``[n, p]``. The paper takes 32,000; 2,000 give the same plans but for a few groups.
         ratios: nominal ratios to make plans for.
         rank: cap on components.
+        watch: is told the name of each phase and surrounds it.
     """
     streams: dict[str, StreamProfile] = {}
     for stream in origin.streams:
         gathered = moments[stream.name]
         mean = gathered.mean
-        basis, spectrum = principal(gathered, min(rank, len(mean)), seed=origin.seed)
+        with watch(f"basis of {stream.name}"):
+            basis, spectrum = principal(gathered, min(rank, len(mean)), seed=origin.seed)
         # Allocation sees the basis that the file will hold.
         stored = basis.half()
-        projected = (samples[stream.name].to(mean.device) - mean) @ stored.to(mean.dtype).t()
+        with watch(f"bits of {stream.name}"):
+            projected = (samples[stream.name].to(mean.device) - mean) @ stored.to(mean.dtype).t()
+            plans = _plans(projected, len(mean), ratios)
         streams[stream.name] = StreamProfile(
             mean=mean,
             basis=stored,
             spectrum=spectrum,
             total=float(gathered.covariance().diagonal().sum()),
-            plans=_plans(projected, len(mean), ratios),
+            plans=plans,
         )
     return build(origin, streams)
 

@@ -82,7 +82,7 @@ def resolve(name_or_folder: str | Path, progress: Progress | None = None) -> Pat
     """
     if (package := ALIASES.get(str(name_or_folder))) is None:
         return _checked_folder(Path(name_or_folder))
-    folder = _cache_folder() / "models" / f"{name_or_folder}-{package.sha256[:16]}"
+    folder = cache_folder() / "models" / f"{name_or_folder}-{package.sha256[:16]}"
     if not folder.is_dir():
         _make(folder, package, progress or Progress(disable=True))
     return folder
@@ -169,7 +169,8 @@ def _make(folder: Path, package: Package, progress: Progress) -> None:
                 raise
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Return the folder of everything that can be made again: models, profiles, checkpoints."""
     return Path(os.environ.get("KVTCD_CACHE") or Path("~/.cache/kvtcd").expanduser())
 
 

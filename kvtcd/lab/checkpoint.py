@@ -1,0 +1,80 @@
+"""What a calibration has gathered, kept on disk, so that one that was killed goes on where it was.
+
+A safetensors file whose name stands for everything that determines the result; metadata hold the number of
+windows read and the seconds spent. It replaces its predecessor in one step: a kill leaves one or the other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvtcd.codec.basis import Moments
+from kvtcd.lab.gather import Gathered
+
+_METADATA = "kvtcd"
+_PARTS = tuple(field.name for field in fields(Moments))
+_SHARE = 10
+"""Writing takes at most one part in so many of the time."""
+
+
+class Checkpoint:
+    """The checkpoint of one calibration.
+
+    Args:
+        path: file; its folder exists.
+        every: seconds between two writings, more where writing is slow.
+    """
+
+    def __init__(self, path: Path, every: float = 30.0) -> None:
+        self._path = path
+        self._every = every
+        self._due = time.monotonic() + every
+
+    def restore(self, device: torch.device) -> Gathered:
+        """Return what was kept, or an empty beginning when there is nothing that can be read."""
+        try:
+            with safe_open(self._path, framework="pt", device=str(device)) as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                metadata = json.loads(file.metadata()[_METADATA])
+        except (OSError, SafetensorError):
+            return Gathered()
+        names = {name.partition(".")[0] for name in tensors}
+        return Gathered(
+            read=metadata["read"],
+            moments={
+                name: Moments(**{part: tensors[f"{name}.{part}"] for part in _PARTS})
+                for name in names
+                if f"{name}.{_PARTS[0]}" in tensors
+            },
+            samples={name: tensors[f"{name}.sample"] for name in names},
+            seconds=metadata["seconds"],
+        )
+
+    def keep(self, gathered: Gathered) -> None:
+        """Write what was gathered, if it is time to."""
+        start = time.monotonic()
+        if start < self._due:
+            return
+        tensors = {f"{name}.sample": sample for name, sample in gathered.samples.items()}
+        for name, moments in gathered.moments.items():
+            tensors |= {f"{name}.{part}": getattr(moments, part) for part in _PARTS}
+        metadata = {"read": gathered.read, "seconds": gathered.seconds}
+        part = self._path.with_suffix(f".{os.getpid()}.part")
+        save_file(tensors, part, {_METADATA: json.dumps(metadata)})
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(self._path)
+        end = time.monotonic()
+        self._due = end + max(self._every, (_SHARE - 1) * (end - start))
+
+    def discard(self) -> None:
+        """Remove the file; the calibration is done."""
+        self._path.unlink(missing_ok=True)
