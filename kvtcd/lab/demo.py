@@ -1,7 +1,7 @@
 """The whole way on a real model: read, store, restart the daemon, fetch, answer, go on.
 
 A model reads a document. Its cache goes to a daemon, which packs it to disk and is then stopped and started
-again. The cache is fetched back, and the model answers questions behind it as it does behind the cache that it
+again. The cache is fetched back, and the model answers questions behind it as behind the one that it
 computed itself. Then a second turn: what the first one added, generated tokens included, is reused too.
 """
 
@@ -41,11 +41,14 @@ from kvtcd.lab.phases import Phases
 
 QUESTIONS = (
     "Where is Polonia's home venue located?",
+    "When was Marconi's radio demonstration?",
+    "A decision made by what entity restored Tesla's patents?",
     "What year did Tesla die?",
-    "Who did Tesla partner with in 1886?",
 )
-OWN_QUESTIONS = ("What is this text about?", "Who is it about?", "Where does it take place?")
-FOLLOW_UP = "Why is that?"
+"""Asked about the document that ships with kvtcd; the last one in the second turn."""
+OWN_QUESTIONS = (
+    "What is this text about?", "Who is it about?", "Where does it take place?", "What else does it say?",
+)  # fmt: skip
 ANSWER_TOKENS = 24
 T = TypeVar("T")
 
@@ -145,7 +148,7 @@ class Demo:
         """Go the whole way with everything in `folder`."""
         profile = profile or profile_for(self.loaded, self.phases)
         document = models.tokenize(self.loaded, text.strip() + "\n\n")
-        questions = OWN_QUESTIONS if own else QUESTIONS
+        *questions, follow_up = OWN_QUESTIONS if own else QUESTIONS
         with self.phases("reading the document"):
             (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
         raw_bytes = self.identity.layout.nbytes(len(document))
@@ -167,7 +170,7 @@ class Demo:
                 first = [*document, *self._prompt(questions[0])]
                 _, ttft_recompute_s = timed(lambda: self._read(DynamicCache(), first))
             with self.phases("second turn"):
-                second = self._second_turn(prefixes, document, questions[0])
+                second = self._second_turn(prefixes, document, questions[0], follow_up)
         reuse_s = answers[0].fetch_s
         question_s = timed(lambda: self._read(deepcopy(computed), self._prompt(questions[0])))[1]
         return Figures(
@@ -215,7 +218,9 @@ class Demo:
             quality.top1,
         )
 
-    def _second_turn(self, prefixes: PrefixCache, document: Sequence[int], question: str) -> SecondTurn:
+    def _second_turn(
+        self, prefixes: PrefixCache, document: Sequence[int], question: str, follow_up: str
+    ) -> SecondTurn:
         """Answer, store what that added, and go on with a question about it."""
         first = [*document, *self._prompt(question)]
         cache = prefixes.load(first).cache
@@ -223,11 +228,11 @@ class Demo:
         answer = self._answer(cache, first[held:])
         turn = [*first, *answer]
         prefixes.save(cache, turn, durable=True)
-        prompt = [*turn, *models.tokenize(self.loaded, "\n"), *self._prompt(FOLLOW_UP)]
+        prompt = [*turn, *models.tokenize(self.loaded, "\n"), *self._prompt(follow_up)]
         known, fetch_s = timed(lambda: prefixes.load(prompt))
         generated = max(0, known.tokens - len(first))
         said = self._words(self._answer(known.cache, prompt[known.tokens :]))
-        return SecondTurn(FOLLOW_UP, said, len(prompt), known.tokens, generated, fetch_s)
+        return SecondTurn(follow_up, said, len(prompt), known.tokens, generated, fetch_s)
 
     def _codec_ratio(self, cache: DynamicCache, profile: Path) -> float:
         """Ratio over the coded tokens alone, without sinks and window."""
@@ -252,7 +257,7 @@ class Demo:
         return text.strip()
 
     def _read(self, cache: DynamicCache, tokens: Sequence[int]) -> tuple[DynamicCache, int]:
-        """Let the model read tokens behind a cache, which grows; return it with the most likely next token."""
+        """Let the model read tokens behind a cache, which grows; return it and the likeliest next token."""
         with torch.inference_mode():
             out = self.loaded.model(torch.tensor([tokens]), cache=cache, logits_to_keep=1)
         return cache, int(out.logits[0, -1].argmax())
