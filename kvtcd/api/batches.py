@@ -15,6 +15,7 @@ from kvtcd.core import wire
 from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
+from kvtcd.engine.service import READ_AHEAD
 from kvtcd.engine.sessions import Batch, Result, Slot
 
 
@@ -84,7 +85,8 @@ async def get(request: web.Request) -> web.StreamResponse:
     target, limits = Target.of(request), request.app[LIMITS]
     keys = await _keys(request)
     identity = target.namespace.identity
-    with request.app[IN_FLIGHT].take(target.tenant, identity.layout.nbytes(identity.block_tokens)):
+    held = min(len(keys), READ_AHEAD) * identity.layout.nbytes(identity.block_tokens)
+    with request.app[IN_FLIGHT].take(target.tenant, held):
         response = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
         response.enable_chunked_encoding()
         await response.prepare(request)

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import socket
 import stat
 from pathlib import Path
@@ -18,37 +19,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.http import NS, TENANT_HEADER, by_header, closed, running
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
-from kvtcd import __version__
+from kvtcd import __version__, api
 from kvtcd.api.app import Runner, create_app, listen, start
 from kvtcd.api.auth import peer
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
 from kvtcd.core.messages import Info
+from kvtcd.core.problem import KINDS
 
 pytestmark = pytest.mark.asyncio
 
-ROUTES = """
-DELETE /v1/namespaces/{ns}
-DELETE /v1/namespaces/{ns}/blocks/{key}
-GET /healthz
-GET /metrics
-GET /readyz
-GET /v1
-GET /v1/namespaces
-GET /v1/namespaces/{ns}
-GET /v1/namespaces/{ns}/blocks/{key}
-GET /v1/operations/{id}
-GET /v1/stats
-HEAD /v1/namespaces/{ns}/blocks/{key}
-POST /v1/namespaces/{ns}/blocks:flush
-POST /v1/namespaces/{ns}/blocks:get
-POST /v1/namespaces/{ns}/blocks:put
-POST /v1/namespaces/{ns}/demote
-POST /v1/namespaces/{ns}/match
-PUT /v1/namespaces/{ns}
-PUT /v1/namespaces/{ns}/blocks/{key}
-"""
+README = Path(api.__file__).with_name("README.md")
+
+
+def documented(pattern: str) -> set[tuple[str, ...]]:
+    return set(re.findall(pattern, README.read_text(), re.MULTILINE))
 
 
 async def test_these_are_all_the_routes_and_nobody_gets_past_any_without_a_tenant():
@@ -56,12 +42,20 @@ async def test_these_are_all_the_routes_and_nobody_gets_past_any_without_a_tenan
         raise web.HTTPUnauthorized
 
     async with running(authenticate=nobody) as daemon:
-        routes = [f"{r.method} {r.resource.canonical}" for r in daemon.app.router.routes()]
-        assert sorted(routes) == ROUTES.split("\n")[1:-1]
+        routes = {(route.method, route.resource.canonical) for route in daemon.app.router.routes()}
+        assert routes == documented(r"^\| ([A-Z]+) \| `(/\S*)` \|")
         for route in daemon.app.router.routes():
             path = route.resource.canonical.format(ns="demo", key="ab", id="0" * 32)
             async with daemon.request(route.method, path) as answer:
                 assert answer.status == 401
+
+
+async def test_all_kinds_of_errors_are_documented_with_their_status():
+    rows = documented(r"^\| (\d{3}(?:, \d{3})*) \| (`.*) \|$")
+    shown = {
+        (status, name) for text, names in rows for status in text.split(", ") for name in names.split("`")
+    }
+    assert {(str(kind.status), kind.type.removeprefix("urn:kvtcd:error:")) for kind in KINDS} <= shown
 
 
 async def test_info_probes_stats_and_metrics():
