@@ -14,6 +14,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
@@ -178,8 +179,8 @@ class Demo:
             stored_bytes=stored_bytes, ratio=raw_bytes / stored_bytes,
             ratio_codec=self._codec_ratio(computed, profile), restart_s=restart_s, prefill_s=prefill_s,
             reuse_s=reuse_s, speedup=prefill_s / reuse_s, ttft_recompute_s=ttft_recompute_s,
-            ttft_reuse_s=reuse_s + question_s, kl_mean=mean(a.kl for a in answers),
-            top1_agreement=mean(a.top1 for a in answers), answers=tuple(answers), second_turn=second,
+            ttft_reuse_s=reuse_s + question_s, kl_mean=fmean(a.kl for a in answers),
+            top1_agreement=fmean(a.top1 for a in answers), answers=tuple(answers), second_turn=second,
         )  # fmt: skip
 
     def _store(self, daemon: Daemon, cache: DynamicCache, tokens: Sequence[int]) -> int:
@@ -253,8 +254,7 @@ class Demo:
         return models.tokenize(self.loaded, f"Question: {question}\nAnswer:")
 
     def _words(self, tokens: Sequence[int]) -> str:
-        text: str = self.loaded.tokenizer.decode(tokens)
-        return text.strip()
+        return str(self.loaded.tokenizer.decode(list(tokens))).strip()
 
     def _read(self, cache: DynamicCache, tokens: Sequence[int]) -> tuple[DynamicCache, int]:
         """Let the model read tokens behind a cache, which grows; return it and the likeliest next token."""
@@ -265,7 +265,8 @@ class Demo:
     def _logits(self, cache: DynamicCache, tokens: Sequence[int]) -> Tensor:
         with torch.inference_mode():
             out = self.loaded.model(torch.tensor([tokens]), cache=cache)
-        return out.logits[0].to(torch.float32)
+        logits: Tensor = out.logits[0]
+        return logits.to(torch.float32)
 
     def _answer(self, cache: DynamicCache, prompt: Sequence[int]) -> list[int]:
         """Generate greedily to the end of the line; the cache grows by all but the last token."""
@@ -284,9 +285,3 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
     started = time.perf_counter()
     result = call()
     return result, time.perf_counter() - started
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the arithmetic mean."""
-    found = list(values)
-    return sum(found) / len(found)
