@@ -88,16 +88,28 @@ def calibrate(
         list[Path] | None,
         typer.Option(help="Text or JSONL file, several allowed; without any, the built-in mix."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=256, help="Tokens to calibrate on.")] = 60_000,
+    tokens: Annotated[int, typer.Option(min=2048, help="Tokens to calibrate on.")] = 65_536,
+    seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="Most components to keep of each stream.")] = 10_000,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of model and fit; default: all cores.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda.")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="File or folder for the profile; default: the cache folder.")
     ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Fit the transform of a model on texts and write its profile."""
+    """Fit the transform of a model on texts and write its profile.
+
+    Killed and started again with the same options, it goes on where it was.
+    """
     from kvtcd.lab import calibrate as lab  # noqa: PLC0415 - torch and transformers
 
-    lab.command(model=model, texts=text or [], tokens=tokens, out=out, json=json)
+    lab.command(
+        model=model, files=text or [], tokens=tokens, seed=seed, rank=rank, threads=threads, device=device,
+        out=out, json=json,
+    )  # fmt: skip
 
 
 @profiles.command("show")

@@ -1,0 +1,133 @@
+"""`kvtcd calibrate`, and the profiles that the lab makes for itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvtcd.codec.profile import SUFFIX, store
+from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab import models, texts
+from kvtcd.lab.calibration import calibrate, digest_of, name_of
+from kvtcd.lab.calibration_report import figures, show
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.gather import SAMPLE, WINDOW
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
+
+RECIPE_TOKENS = 32_768
+"""Tokens of the recipe for the profiles that `profile_for` makes."""
+
+
+def command(
+    *,
+    model: str,
+    files: Sequence[Path],
+    tokens: int,
+    seed: int,
+    rank: int,
+    threads: int | None,
+    device: str,
+    out: Path | None,
+    json: Path | None,
+) -> None:
+    """Calibrate a model, write its profile, and say what it is like and what it took.
+
+    Args:
+        model: an alias or a folder, see `models.resolve`.
+        files: files, see `texts.read`; the recipe when there are none.
+        tokens: to read.
+        seed: of every random choice.
+        rank: cap on components.
+        threads: of the model and the fit; as many as torch chooses when None.
+        device: where the model runs and the profile is fitted.
+        out: a file or a folder; profiles in the cache folder when None.
+        json: a file for the figures.
+
+    Raises:
+        Unavailable: the model or the device cannot be had.
+        UnsupportedCache, UnsupportedRope: it cannot be calibrated.
+        ConfigError: a text or the output cannot be used, or the texts have fewer tokens.
+    """
+    began = time.perf_counter()
+    if threads:
+        torch.set_num_threads(threads)
+    sources = texts.read(files) if files else texts.recipe()
+    target = _writable(out or models.cache_folder() / "profiles")
+    console = Console()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        loaded = models.load(models.resolve(model, progress))
+        _move(loaded, device)
+        made = calibrate(
+            loaded, models.identity(loaded), sources,
+            tokens=tokens, seed=seed, rank=rank, checkpoints=_checkpoints(), phases=Phases(progress),
+        )  # fmt: skip
+    path = _write(made.data, target)
+    found = figures(made, loaded, path, time.perf_counter() - began)
+    show(console, made, path, found)
+    if json:
+        write_json(json, "calibrate", found)
+
+
+def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
+    """Return the profile of a model by the built-in recipe: calibrated once, then found in the cache folder.
+
+    The file is named by its digest and alone in its folder, which can serve a daemon as it is.
+
+    Args:
+        loaded: the model.
+        phases: shows and times the minutes that a first use takes.
+
+    Raises:
+        UnsupportedCache, UnsupportedRope: the model cannot be calibrated.
+    """
+    identity, recipe = models.identity(loaded), texts.recipe()
+    made_of = [identity.weights, RECIPE_TOKENS, WINDOW, SAMPLE, [digest_of(text) for text in recipe]]
+    folder = models.cache_folder() / "profiles" / name_of(made_of)
+    if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
+        made = calibrate(
+            loaded, identity, recipe, tokens=RECIPE_TOKENS, checkpoints=_checkpoints(), phases=phases
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        found = [store(made.data, folder)]
+    return found[0]
+
+
+def _move(loaded: LoadedModel, device: str) -> None:
+    try:
+        loaded.model.to(device)  # type: ignore[arg-type]  # its decorator hides the signature
+    except (RuntimeError, AssertionError) as error:  # torch has no class for either
+        raise Unavailable(f"device {device} cannot be used: {error}") from error
+
+
+def _checkpoints() -> Path:
+    folder = models.cache_folder() / "checkpoints"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _writable(out: Path) -> Path:
+    """Make the folder of an output before the work begins."""
+    try:
+        (out.parent if out.suffix == SUFFIX else out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(out, "", f"cannot be written: {error.strerror}") from error
+    return out
+
+
+def _write(data: bytes, out: Path) -> Path:
+    """Write a profile, whole or not at all: into a folder under its digest, or as the given file."""
+    if out.suffix != SUFFIX:
+        return store(data, out)
+    return store(data, out.parent).replace(out)

@@ -1,0 +1,97 @@
+"""How a calibration is shown: tables for people, figures for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from kvtcd.lab.calibration import Calibration
+from kvtcd.lab.models import LoadedModel
+
+_MB = 1e6
+
+
+def figures(made: Calibration, loaded: LoadedModel, path: Path, seconds: float) -> dict[str, object]:
+    """Return what `--json` writes.
+
+    Args:
+        made: the calibration.
+        loaded: the model.
+        path: where its profile went.
+        seconds: from beginning to end; `phases` sums up interrupted runs, this does not.
+    """
+    streams = made.profile.streams
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    return {
+        "model": made.profile.origin.model,
+        "tokens": made.tokens,
+        "texts": [text.name for text in made.profile.origin.texts],
+        "seconds": seconds,
+        "phases": made.seconds,
+        "profile": str(path),
+        "profile_bytes": len(made.data),
+        "model_bytes": sum(p.numel() * p.itemsize for p in loaded.model.parameters()),
+        "parameters": parameters,
+        "share_of_parameters": sum(stream.basis.numel() for stream in streams.values()) / parameters,
+        "streams": {
+            name: {
+                "features": stream.basis.shape[1],
+                "rank": stream.basis.shape[0],
+                "captured": float(stream.spectrum.sum()) / stream.total,
+                "captured_held_out": made.held_out[name].captured,
+            }
+            for name, stream in streams.items()
+        },
+        "ratios": [
+            {
+                "ratio": ratio,
+                "bits_per_token": sum(stream.plans[ratio].cost for stream in streams.values()),
+                "streams": {
+                    name: {
+                        "rank": stream.plans[ratio].rank,
+                        "bits_per_token": stream.plans[ratio].cost,
+                        "error": made.held_out[name].error[ratio],
+                    }
+                    for name, stream in streams.items()
+                },
+            }
+            for ratio in made.profile.ratios
+        ],
+    }
+
+
+def show(console: Console, made: Calibration, path: Path, found: dict[str, object]) -> None:
+    """Print what was made and what it took."""
+    share, model_bytes = found["share_of_parameters"], found["model_bytes"]
+    assert isinstance(share, float)
+    assert isinstance(model_bytes, int)
+    table = Table(title=f"Profile of {made.profile.origin.model}, {made.tokens:,} tokens")
+    for heading in ("ratio", "bytes a token", *made.profile.streams):
+        table.add_column(heading, justify="right")
+    raw = sum(16 * stream.basis.shape[1] for stream in made.profile.streams.values())
+    table.add_row("1", f"{raw // 8:,}", *(f"p = {s.basis.shape[1]:,}" for s in made.profile.streams.values()))
+    for ratio in made.profile.ratios:
+        plans = {name: stream.plans[ratio] for name, stream in made.profile.streams.items()}
+        table.add_row(
+            str(ratio),
+            f"{sum(plan.cost for plan in plans.values()) // 8:,}",
+            *(
+                f"{plan.rank:,} components, error {made.held_out[name].error[ratio]:.1%}"
+                for name, plan in plans.items()
+            ),
+        )
+    table.caption = "bytes before DEFLATE; error: share of the energy of held-out rows"
+    console.print(table)
+    for name, stream in made.profile.streams.items():
+        console.print(
+            f"{name}: {stream.basis.shape[0]:,} of {stream.basis.shape[1]:,} components hold "
+            f"{float(stream.spectrum.sum()) / stream.total:.1%} of the energy they were fitted to, "
+            f"{made.held_out[name].captured:.1%} of that of held-out rows"
+        )
+    console.print(
+        f"{path}\n{len(made.data) / _MB:.1f} MB beside {model_bytes / _MB:.1f} MB of weights; "
+        f"its bases have {share:.1%} as many numbers as the model has parameters"
+    )
+    console.print(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in made.seconds.items()))

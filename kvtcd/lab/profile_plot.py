@@ -1,0 +1,96 @@
+"""A profile as a picture: how much energy the components hold, and how many bits each plan gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtcd.codec.profile import Profile, StreamProfile
+from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab.profile_view import coded_energy, cumulative_energy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = {8: "#08519c", 4: "#4292c6", 2: "#9ecae1"}
+_TYPES = {8: "8 bits, floating point", 4: "4 bits", 2: "2 bits"}
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "kvtcd",
+}
+
+
+def draw(profile: Profile, path: Path) -> None:
+    """Draw a profile into a PNG, SVG or PDF file, by its suffix: a column per stream.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+        ConfigError: the file cannot be written, or is of another type.
+    """
+    try:
+        from matplotlib import rc_context  # noqa: PLC0415 - an extra
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+        from matplotlib.patches import Patch  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4.5 * len(profile.streams) + 0.8, 5.4), layout="constrained")
+        axes = figure.subplots(
+            2, len(profile.streams), squeeze=False, sharex="col", sharey="row", height_ratios=(3, 2)
+        )
+        for (name, stream), above, below in zip(profile.streams.items(), *axes, strict=True):
+            _draw_energy(above, stream, profile.ratios)
+            above.set_title(f"{name}: {stream.basis.shape[0]:,} of {stream.basis.shape[1]:,} components")
+            _draw_plans(below, stream, profile.ratios)
+            below.set_xlabel("principal component")
+        axes[0][0].set_ylabel("energy in the first components")
+        axes[1][0].set_ylabel("plan for ratio")
+        patches = [Patch(color=_COLOURS[bits], label=label) for bits, label in _TYPES.items()]
+        figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
+        figure.suptitle(
+            f"{profile.origin.model}, fitted to {profile.origin.tokens:,} tokens",
+            fontsize=10,
+            x=0.01,
+            ha="left",
+        )
+        try:
+            figure.savefig(path, dpi=150)
+        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
+            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+
+
+def _draw_energy(axes: Axes, stream: StreamProfile, ratios: tuple[int, ...]) -> None:
+    """The curve, and on it the last component of each plan."""
+    cumulative = cumulative_energy(stream)
+    axes.plot(range(1, len(cumulative) + 1), cumulative, color="#333333", linewidth=1.5)
+    for ratio in ratios:
+        if rank := stream.plans[ratio].rank:
+            share = float(cumulative[rank - 1])
+            axes.plot([rank], [share], "o", color="#d94801", markersize=4)
+            axes.annotate(str(ratio), (rank, share), xytext=(0, 5), textcoords="offset points", ha="right")
+    axes.set_ylim(0, 1.08)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+
+
+def _draw_plans(axes: Axes, stream: StreamProfile, ratios: tuple[int, ...]) -> None:
+    """A bar per ratio, coloured by bits. Components count from 1; each spans half of either side."""
+    for row, ratio in enumerate(ratios):
+        plan = stream.plans[ratio]
+        for band in plan.bands:
+            axes.barh(
+                row, band.stop - band.start, left=band.start + 0.5, height=0.7, color=_COLOURS[band.bits],
+                linewidth=0,
+            )  # fmt: skip
+        axes.annotate(
+            f"{plan.cost:,} bits a token, {coded_energy(stream, plan):.1%} of energy",
+            (0.5, row), xytext=(5, 0), textcoords="offset points", va="center", color="white", fontsize=8,
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(0.5, stream.basis.shape[1])
+    axes.xaxis.set_major_formatter(lambda component, _: f"{component:,.0f}")
+    axes.set_yticks(range(len(ratios)), [str(ratio) for ratio in ratios])
+    axes.set_ylim(len(ratios) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)

@@ -1,0 +1,190 @@
+"""`kvtcd profile show`: what a profile was made of, how much its components hold, and what its plans cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from kvtcd.codec.plan import WIDTHS, Plan
+from kvtcd.codec.profile import Profile, StreamProfile, load
+from kvtcd.core.errors import ConfigError
+from kvtcd.lab.figures import write_json
+
+_TYPES = {8: "fp8", 4: "int4", 2: "int2"}
+_HEIGHTS = {8: "█", 4: "▄", 2: "▂", 0: " "}
+_STRIP = 24
+"""Characters of the strip that draws a plan."""
+_SHARES = (32, 16, 8, 4)
+"""Energy is given at ``p`` over these ranks."""
+
+
+def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
+    """Show a profile as tables, and as a picture and as JSON if asked.
+
+    Raises:
+        Corrupt: the file is no profile, or damaged.
+        ConfigError: it cannot be read, or the picture not be written.
+        Unavailable: matplotlib is not installed.
+    """
+    try:
+        profile = load(file)
+    except OSError as error:
+        raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
+    show(Console(), profile)
+    if plot:
+        from kvtcd.lab.profile_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(profile, plot)
+    if json:
+        write_json(json, "profile show", figures(profile) | {"profile_bytes": file.stat().st_size})
+
+
+def figures(profile: Profile) -> dict[str, object]:
+    """Return what `--json` writes."""
+    return {
+        "digest": profile.digest.hex(),
+        "origin": profile.origin.to_json(),
+        "streams": {
+            name: {
+                "features": stream.basis.shape[1],
+                "rank": stream.basis.shape[0],
+                "energy": [{"rank": rank, "share": share} for rank, share in energy(stream)],
+                "plans": [_plan_figures(stream, ratio) for ratio in profile.ratios],
+            }
+            for name, stream in profile.streams.items()
+        },
+    }
+
+
+def energy(stream: StreamProfile) -> list[tuple[int, float]]:
+    """Return (rank, share of the energy of the rows it was fitted to) at some ranks, the basis's own last."""
+    rank, features = stream.basis.shape
+    cumulative = cumulative_energy(stream)
+    ranks = [features // share for share in _SHARES if 0 < features // share < rank]
+    return [(at, float(cumulative[at - 1])) for at in (*ranks, rank) if at]
+
+
+def cumulative_energy(stream: StreamProfile) -> Tensor:
+    """Return the share of energy in the first 1, 2, ... r components: ``[r]``."""
+    return stream.spectrum.cumsum(dim=0) / stream.total
+
+
+def coded_energy(stream: StreamProfile, plan: Plan) -> float:
+    """Return the share of energy in the components that a plan codes."""
+    coded = [index for index, bits in enumerate(widths(plan)) if bits]
+    return float(stream.spectrum[coded].sum()) / stream.total
+
+
+def widths(plan: Plan) -> list[int]:
+    """Return the bits of each component up to the last coded one."""
+    bits = [0] * plan.rank
+    for group in plan.groups:
+        bits[group.start : group.start + group.size] = [group.bits] * group.size
+    return bits
+
+
+def show(console: Console, profile: Profile) -> None:
+    """Print a profile as tables."""
+    console.print(_origin_table(profile))
+    console.print(_energy_table(profile))
+    for name, stream in profile.streams.items():
+        console.print(_plan_table(name, stream, profile.ratios))
+
+
+def _plan_figures(stream: StreamProfile, ratio: int) -> dict[str, object]:
+    plan = stream.plans[ratio]
+    return {
+        "ratio": ratio,
+        "bits_per_token": plan.cost,
+        "rank": plan.rank,
+        "energy": coded_energy(stream, plan),
+        "components": {str(bits): plan.components(bits) for bits in WIDTHS},
+        "groups": [
+            {"size": size, "bits": bits, "count": count} for (bits, size), count in _groups(plan).items()
+        ],
+    }
+
+
+def _groups(plan: Plan) -> dict[tuple[int, int], int]:
+    """Count groups by (bits, size), the finest first."""
+    counted = Counter((group.bits, group.size) for group in plan.groups)
+    return dict(sorted(counted.items(), key=lambda item: (-item[0][0], item[0][1])))
+
+
+def _origin_table(profile: Profile) -> Table:
+    origin = profile.origin
+    table = Table(title=f"Profile of {origin.model}", show_header=False)
+    table.add_row("digest", profile.digest.hex())
+    table.add_row("weights", origin.weights)
+    table.add_row("adapter", origin.adapter)
+    rope = origin.rope
+    table.add_row("RoPE", f"{rope.kind}, theta {rope.theta:g}, {rope.pairing}" if rope else "none")
+    table.add_row("fitted to", f"{origin.tokens:,} tokens; the first {origin.sinks} of a sequence left out")
+    for text in origin.texts:
+        table.add_row("text", f"{text.name}, SHA-256 {text.sha256[:16]}…")
+    table.add_row("made by", f"kvtcd {origin.version}, seed {origin.seed}, {origin.parallel}")
+    return table
+
+
+def _energy_table(profile: Profile) -> Table:
+    table = Table(title="Energy of the rows fitted to, in the first components")
+    for heading in ("", "L x H x D", "p", *(f"p/{share}" for share in _SHARES), "rank", "all"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for described in profile.origin.streams:
+        stream = profile.streams[described.name]
+        rank, features = stream.basis.shape
+        at = dict(energy(stream))
+        table.add_row(
+            described.name,
+            f"{profile.origin.layers} x {described.heads} x {described.head_dim}",
+            f"{features:,}",
+            *(f"{at[cut]:.1%}" if (cut := features // share) in at else "" for share in _SHARES),
+            f"{rank:,}",
+            f"{at.get(rank, 0.0):.1%}",
+        )
+    return table
+
+
+def _plan_table(name: str, stream: StreamProfile, ratios: tuple[int, ...]) -> Table:
+    longest = max(plan.rank for plan in stream.plans.values())
+    table = Table(
+        title=f"Plans of {name}",
+        caption=f"bytes a token before DEFLATE, ranges included; the strip spans {longest:,} components",
+    )
+    for heading in ("ratio", "bytes", "coded", "energy"):
+        table.add_column(heading, justify="right")
+    table.add_column("size x count")
+    table.add_column("bits by component", no_wrap=True, min_width=_STRIP)
+    for ratio in ratios:
+        plan = stream.plans[ratio]
+        table.add_row(
+            str(ratio),
+            f"{plan.cost / 8:,.0f}",
+            f"{sum(plan.components(bits) for bits in WIDTHS):,}",
+            f"{coded_energy(stream, plan):.1%}",
+            _describe(plan),
+            _strip(plan, longest),
+        )
+    return table
+
+
+def _describe(plan: Plan) -> str:
+    """Groups by type, a line each."""
+    groups = _groups(plan)
+    lines = []
+    for bits, name in _TYPES.items():
+        if sizes := [f"{size}x{count}" for (width, size), count in groups.items() if width == bits]:
+            lines.append(f"{name} {' '.join(sizes)}")
+    return "\n".join(lines)
+
+
+def _strip(plan: Plan, longest: int) -> str:
+    """Draw the most bits of any component in each of `_STRIP` runs."""
+    bits = widths(plan) + [0] * (longest - plan.rank)
+    edges = [longest * step // _STRIP for step in range(_STRIP + 1)]
+    return "".join(_HEIGHTS[max(bits[start:stop], default=0)] for start, stop in pairwise(edges))
