@@ -52,13 +52,13 @@ class Rotation:
         self, rope: Rope, first_token: int, tokens: int, *, inverse: bool, device: torch.device | str = "cpu"
     ) -> None:
         frequencies, factor = inverse_frequencies(rope)
-        positions = torch.arange(first_token, first_token + tokens, device=device).to(torch.float32)
-        angles = torch.outer(positions, frequencies.to(device))[:, None, :]
+        # Summed in float64, which holds every position there is; an int64 would not hold every u64.
+        positions = torch.arange(tokens, dtype=torch.float64, device=device) + float(first_token)
+        angles = torch.outer(positions.to(torch.float32), frequencies.to(device))[:, None, :]
         scale = 1.0 / factor if inverse else factor
-        self._cos = angles.cos() * scale
-        self._sin = angles.sin() * (-scale if inverse else scale)
-        self._dim = rope.rotary_dim
-        self._pairing = rope.pairing
+        cos, sin = angles.cos() * scale, angles.sin() * (-scale if inverse else scale)
+        self._dim, self._pairing = rope.rotary_dim, rope.pairing
+        self._cos, self._sin = self._interleave(cos, cos), self._interleave(-sin, sin)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate vectors.
@@ -67,23 +67,24 @@ class Rotation:
             x: ``[..., T, H, D]`` of any float dtype; dimensions from `rotary_dim` on are kept.
 
         Returns:
-            A new contiguous float32 tensor of the same shape.
+            A new float32 tensor of the same shape.
         """
         x = x.to(torch.float32)
-        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        first, second = self._planes(x)
-        to_first, to_second = self._planes(out)
-        torch.mul(first, self._cos, out=to_first).addcmul_(second, self._sin, value=-1)
-        torch.mul(second, self._cos, out=to_second).addcmul_(first, self._sin)
-        out[..., self._dim :] = x[..., self._dim :]
-        return out
+        turning = x[..., : self._dim]
+        turned = (turning * self._cos).addcmul_(self._partners(turning), self._sin)
+        return turned if x.shape[-1] == self._dim else torch.cat((turned, x[..., self._dim :]), dim=-1)
 
-    def _planes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of the first and the second coordinate of every plane, ``[..., T, H, rotary_dim/2]``."""
+    def _interleave(self, first: Tensor, second: Tensor) -> Tensor:
+        """Place what belongs to the first and to the second coordinate of every plane, ``[T, 1, rotary_dim]``."""
         if self._pairing is Pairing.HALVES:
-            half = self._dim // 2
-            return x[..., :half], x[..., half : self._dim]
-        return x[..., 0 : self._dim : 2], x[..., 1 : self._dim : 2]
+            return torch.cat((first, second), dim=-1)
+        return torch.stack((first, second), dim=-1).flatten(-2)
+
+    def _partners(self, x: Tensor) -> Tensor:
+        """Exchange the two coordinates of every plane."""
+        if self._pairing is Pairing.HALVES:
+            return x.roll(self._dim // 2, dims=-1)
+        return x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
 
 
 def _llama3(rope: Rope, base: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from support.codec_reference import coded_tokens, decoded
 from support.codec_world import DEFAULT, LLAMA3, NEIGHBOURS, PARTIAL, YARN, World, centred_error, kv, mla
 
 from kvtcd.codec.choose import Decoder
+from kvtcd.codec.coded import Coder
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.rope import inverse_frequencies
@@ -58,9 +59,10 @@ def decode(world, profile, data, tokens=TOKENS):
     return out
 
 
-def test_the_error_is_that_of_the_noise_beyond_the_basis(world, profile):
-    raw = world.block(TOKENS, seed=5, first_token=200)
-    encoded = encode(world, profile, raw, first_token=200)
+@pytest.mark.parametrize("first_token", [0, 2, 200])
+def test_the_error_is_that_of_the_noise_beyond_the_basis(world, profile, first_token):
+    raw = world.block(TOKENS, seed=5, first_token=first_token)
+    encoded = encode(world, profile, raw, first_token=first_token)
     assert (encoded.codec, encoded.reason) == (CodecId.KVTC, None)
     got = world.values(decode(world, profile, encoded.blob), TOKENS)
     for name, want in world.values(raw, TOKENS).items():
@@ -141,6 +143,15 @@ def test_blocks_of_any_length_are_coded(plain, tokens):
     for name in want:
         # Against the offsets too: a single token has no spread of its own.
         assert (got[name] - want[name]).norm() < 0.05 * want[name].norm()
+
+
+@pytest.mark.parametrize("first_token", [2**31, 2**53, 2**64 - 1])
+def test_any_position_that_fits_the_header_is_coded(plain, first_token):
+    raw = WORLD.block(TOKENS, seed=18)
+    encoded = encode(WORLD, plain, raw, first_token=first_token)
+    assert encoded.codec is CodecId.KVTC
+    got = WORLD.values(decode(WORLD, plain, encoded.blob), TOKENS)["v"]
+    assert centred_error(got, WORLD.values(raw, TOKENS)["v"]) < 0.12
 
 
 def poisoned(value: float, token: int) -> torch.Tensor:
@@ -269,6 +280,14 @@ def test_blobs_of_other_layouts_and_profiles_are_refused_by_name(plain):
         decode(World(kv(Dtype.F16)), plain, data)
     with pytest.raises(BadField):
         decode(WORLD, plain, reassembled(data, {"codec": CodecId.RAW}).data)
+
+
+def test_a_coder_reads_no_blob_of_another_profile_of_its_model(plain):
+    data = encode(WORLD, plain, WORLD.block(TOKENS, seed=16)).blob
+    other = WORLD.profile(ratios=(4, 8, 16))[0]
+    out = torch.empty(WORLD.layout.nbytes(TOKENS), dtype=torch.uint8)
+    with pytest.raises(ProfileMismatch, match="digest"):
+        Coder(WORLD.layout, WORLD.rope, other).decode(parse(memoryview(data)), out)
 
 
 def test_any_flipped_bit_is_found(plain):

@@ -157,6 +157,13 @@ def test_a_damaged_file_is_refused(made, tmp_path, damage):
         load(path)
 
 
+def test_a_header_out_of_proportion_is_refused(made, tmp_path):
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(model="x" * (1 << 20))))
+    with pytest.raises(BadField, match="header claims"):
+        load(path)
+
+
 def test_a_file_that_is_not_what_its_name_says_is_refused(made, tmp_path):
     path = store(made[1], tmp_path)
     data = bytearray(made[1])
