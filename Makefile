@@ -16,7 +16,6 @@ test: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 	$(BIN)/pytest
 
 # The fast lane: the same without what needs a real model or more than a few seconds.
@@ -24,7 +23,6 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
 	$(BIN)/pytest -m "not slow and not model"
 
 # A daemon with the configuration of ./config.toml, or the example's defaults under ./.cache.

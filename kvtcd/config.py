@@ -78,7 +78,7 @@ class Limits(_Table):
 
     connections: Annotated[int, Field(ge=1)] = 512
     in_flight: Annotated[Size, Field(ge=_MIB)] = 1 << 30
-    """Bytes of bodies being received."""
+    """Bytes of host memory that requests hold, on their way in or out."""
     tenant_in_flight: Annotated[Size, Field(ge=_MIB)] = 512 << 20
 
 

@@ -52,7 +52,9 @@ def test_nothing_loads_code_from_data() -> None:
 
 
 def test_import_contracts_hold() -> None:
-    result = subprocess.run(["lint-imports"], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from kvtcd.api.blocks import applied, put_item
+from kvtcd.api.blocks import applied
 from kvtcd.api.bodies import declared, json_response, read_json, receive, require_type, send
 from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
 from kvtcd.api.state import IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TENANT
@@ -16,7 +16,7 @@ from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
 from kvtcd.engine.service import READ_AHEAD
-from kvtcd.engine.sessions import Batch, Result, Slot
+from kvtcd.engine.sessions import Batch, Slot
 
 
 async def put(request: web.Request) -> web.Response:
@@ -62,7 +62,7 @@ class _Filling:
         self._slot = None
         if not self._overflow:
             try:
-                self._slot = await self._batch.reserve(put_item(block, head.nbytes))
+                self._slot = await self._batch.reserve(block, head.nbytes)
             except Busy:
                 if len(self._keys) == 1:
                     raise
@@ -74,9 +74,9 @@ class _Filling:
         if self._slot is not None:
             self._slot.write(data)
 
-    def in_order(self, results: Sequence[Result]) -> list[BlockResult]:
+    def in_order(self, results: Sequence[BlockResult]) -> list[BlockResult]:
         """Return one result for each key, in the order they came."""
-        by_key = {result.key: result for result in (*_results(results), *self._overflow)}
+        by_key = {result.key: result for result in (*results, *self._overflow)}
         return [by_key[key] for key in dict.fromkeys(self._keys)]
 
 
@@ -93,7 +93,7 @@ async def get(request: web.Request) -> web.StreamResponse:
         sent = 0
         leases = request.app[SERVICE].read_many(target.namespace, keys, target.salt, target.deadline)
         try:
-            async with aclosing(leases):  # type: ignore[type-var] # it is an async generator
+            async with aclosing(leases):
                 async for key, lease in leases:
                     if lease is None:
                         await send(response, wire.head(Found(key).to_json(), 0), limits)
@@ -116,7 +116,7 @@ async def flush(request: web.Request) -> web.Response:
     body = await read_json(request)
     keys = _bounded(request, keys_from_json(body)) if body else None
     results = await request.app[SERVICE].flush(target.namespace, keys, target.salt, target.deadline)
-    return json_response(results_to_json(_results(results)))
+    return json_response(results_to_json(results))
 
 
 async def demote(request: web.Request) -> web.Response:
@@ -125,7 +125,7 @@ async def demote(request: web.Request) -> web.Response:
     keys, service = await _keys(request), request.app[SERVICE]
 
     async def work() -> tuple[BlockResult, ...]:
-        return tuple(_results(await service.demote(target.namespace, keys, target.salt, target.deadline)))
+        return tuple(await service.demote(target.namespace, keys, target.salt, target.deadline))
 
     operation = request.app[OPERATIONS].start(target.tenant, work)
     location = {"Location": f"/v1/operations/{operation.id}"}
@@ -147,7 +147,3 @@ def _bounded(request: web.Request, keys: list[EngineKey]) -> list[EngineKey]:
     if len(keys) > most:
         raise BadRequest("keys", f"{len(keys)} of them; at most {most} in one request")
     return keys
-
-
-def _results(results: Sequence[Result]) -> list[BlockResult]:
-    return [BlockResult(result.key, result.outcome, result.reason) for result in results]

@@ -9,8 +9,7 @@ from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
 from kvtcd.api.state import IN_FLIGHT, LIMITS, SERVICE
 from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.keys import parse_key
-from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead, BlockResult
-from kvtcd.engine.sessions import PutItem
+from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead
 
 
 async def put(request: web.Request) -> web.Response:
@@ -25,13 +24,13 @@ async def put(request: web.Request) -> web.Response:
     durable = wants_durable(request)
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
         async with request.app[SERVICE].batch(target.namespace, target.salt, target.deadline) as batch:
-            slot = await batch.reserve(put_item(head, nbytes))
+            slot = await batch.reserve(head, nbytes)
             if slot is not None:
                 async for piece in receive(request):
                     slot.write(memoryview(piece))
             (result,) = await batch.commit(durable=durable)
     return json_response(
-        BlockResult(result.key, result.outcome, result.reason).to_json(),
+        result.to_json(),
         status=201 if result.outcome == "stored" else 200,
         headers=applied(durable=durable),
     )
@@ -82,11 +81,6 @@ async def delete(request: web.Request) -> web.Response:
     if not await request.app[SERVICE].delete(target.namespace, [key], target.salt):
         raise NotFound
     return web.Response(status=204)
-
-
-def put_item(block: BlockHead, nbytes: int) -> PutItem:
-    """Return what the engine needs to know of a block on its way in."""
-    return PutItem(block.key, block.tokens, nbytes, block.first_token, block.parent, block.supersedes)
 
 
 def applied(*, durable: bool) -> dict[str, str]:

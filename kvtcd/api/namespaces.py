@@ -12,7 +12,7 @@ from kvtcd.api.parameters import Target, refuse_if_stopping
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
 from kvtcd.core.errors import BadRequest
 from kvtcd.core.identity import Identity
-from kvtcd.core.messages import BlockMatch, Matches, NamespaceInfo, keys_from_json
+from kvtcd.core.messages import Matches, NamespaceInfo, keys_from_json
 from kvtcd.engine.namespaces import Namespace
 
 
@@ -57,7 +57,7 @@ async def match(request: web.Request) -> web.Response:
     else:
         body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
         found = service.match_tokens(target.namespace, _tokens(body), target.salt)
-    return json_response(Matches(tuple(BlockMatch(m.key, m.tokens, m.tier) for m in found)).to_json())
+    return json_response(Matches(tuple(found)).to_json())
 
 
 def _tokens(body: bytearray) -> array[int]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from kvtcd.core.errors import BadChecksum, BadField, BadMagic, BadVersion, Truncated, WrongRecord
-from kvtcd.core.keys import MAX_SALT, EngineKey, RecordKey, TenantKeys
+from kvtcd.core.keys import MAX_KEY, MAX_SALT, EngineKey, RecordKey, TenantKeys
 
 MAGIC = b"KVTR"
 VERSION = 1
@@ -28,8 +28,7 @@ MAC_BYTES = 32
 _FIXED = struct.Struct("<4sHBBHBBI24s32s16s8s32sQ32sQQQQQ32s")
 _HAS_PARENT, _HAS_FIRST = 1, 2
 _PLAINTEXT = 0
-_MAX_KEY = 64
-MAX_ENVELOPE_BYTES = _FIXED.size + _MAX_KEY + MAX_SALT + MAC_BYTES
+MAX_ENVELOPE_BYTES = _FIXED.size + MAX_KEY + MAX_SALT + MAC_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def parse(data: bytes | memoryview) -> Envelope:
         raise BadVersion("envelope", f"version {version}; this release reads {VERSION}")
     if cipher != _PLAINTEXT or any(nonce):
         raise BadField("envelope", f"cipher {cipher}; this release reads {_PLAINTEXT} (none)")
-    if not 1 <= key_bytes <= _MAX_KEY or salt_bytes > MAX_SALT or zero or flags > _HAS_PARENT | _HAS_FIRST:
+    if not 1 <= key_bytes <= MAX_KEY or salt_bytes > MAX_SALT or zero or flags > _HAS_PARENT | _HAS_FIRST:
         raise BadField("envelope", f"key of {key_bytes} bytes, salt of {salt_bytes}, flags {flags}")
     if len(data) != _FIXED.size + key_bytes + salt_bytes + MAC_BYTES:
         raise Truncated("envelope", f"{len(data)} bytes for a key of {key_bytes} and a salt of {salt_bytes}")

@@ -7,17 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys, chain, chain_key, chain_root, token_array
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """One block of a prefix, and the fastest tier that has it."""
-
-    key: EngineKey
-    tokens: int
-    tier: Tier | None
+from kvtcd.core.messages import BlockMatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +20,23 @@ class Matcher:
     digest: bytes
     salt: bytes
 
-    def by_keys(self, keys: Sequence[EngineKey]) -> list[Match]:
+    def by_keys(self, keys: Sequence[EngineKey]) -> list[BlockMatch]:
         """Say of each key whether it can be served, and from where."""
         found = []
         for key in keys:
             record_key = self._record_key(key)
             tiers = self.catalog.tiers(record_key)
             tokens = self.catalog.residents.entries[record_key].tokens if tiers else 0
-            found.append(Match(key, tokens, tiers[0] if tiers else None))
+            found.append(BlockMatch(key, tokens, tiers[0] if tiers else None))
         return found
 
-    def by_tokens(self, tokens: Sequence[int], block_tokens: int) -> list[Match]:
+    def by_tokens(self, tokens: Sequence[int], block_tokens: int) -> list[BlockMatch]:
         """Return the longest stored prefix of a token sequence under our own key chain.
 
         The last block may be a partial one: of the stored partial continuations of the last full block, the
         longest whose tokens agree.
         """
-        found: list[Match] = []
+        found: list[BlockMatch] = []
         ids = token_array(tokens)
         parent = chain_root(self.digest)
         for block in chain(self.digest, tokens, block_tokens):
@@ -53,11 +44,11 @@ class Matcher:
             if not tiers:
                 found.extend(self._partial(parent, ids[block.first : block.first + block_tokens]))
                 break
-            found.append(Match(block.key, block.tokens, tiers[0]))
+            found.append(BlockMatch(block.key, block.tokens, tiers[0]))
             parent = block.key
         return found
 
-    def _partial(self, parent: EngineKey, ids: array[int]) -> Iterator[Match]:
+    def _partial(self, parent: EngineKey, ids: array[int]) -> Iterator[BlockMatch]:
         """Yield the longest stored continuation of `parent` that begins like `ids`, if there is one."""
         lengths = self.catalog.residents.lineage.lengths(self._record_key(parent))
         for length in sorted(lengths, reverse=True):
@@ -65,7 +56,7 @@ class Matcher:
                 continue
             key = chain_key(parent, ids[:length])
             if tiers := self.catalog.tiers(self._record_key(key)):
-                yield Match(key, length, tiers[0])
+                yield BlockMatch(key, length, tiers[0])
                 return
 
     def _record_key(self, key: EngineKey) -> RecordKey:

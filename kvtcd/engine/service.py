@@ -7,51 +7,28 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 
 from kvtcd.core import events as ev
-from kvtcd.core.errors import Busy, KvtcdError, NotFound
+from kvtcd.core.errors import Busy, KvtcdError, NotFound, Stopping
 from kvtcd.core.events import Reason
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey, RecordKey
+from kvtcd.core.messages import BlockMatch, BlockResult
 from kvtcd.engine.driver import Driver, Request
-from kvtcd.engine.matching import Match, Matcher
+from kvtcd.engine.matching import Matcher
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Lanes
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
-from kvtcd.engine.sessions import Batch, Lease, PutItem, Result, Slot, settle
+from kvtcd.engine.sessions import Batch, Lease, settle
+from kvtcd.engine.stats import Stats, TierStats
 from kvtcd.engine.tenancy import Tenancy
-
-__all__ = ["Batch", "Lease", "Match", "Namespace", "PutItem", "Result", "Service", "Slot", "Stats"]
 
 _log = logging.getLogger(__name__)
 READ_AHEAD = 4
 """Blocks of one request that are fetched before their turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """Sums of one tier, in bytes and copies."""
-
-    capacity: int
-    used: int
-    blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """The daemon at one moment."""
-
-    boot_id: str
-    uptime_s: float
-    blocks: int
-    waiting: int
-    demoting: int
-    tiers: dict[str, TierStats]
-    namespaces: int
 
 
 class Service:
@@ -142,11 +119,11 @@ class Service:
         """
         return await self._tenancy.purge(tenant, name)
 
-    def match(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[Match]:
+    def match(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[BlockMatch]:
         """Say of each key whether it can be served, and from where; this marks nothing as used."""
         return self._matcher(namespace, salt).by_keys(keys)
 
-    def match_tokens(self, namespace: Namespace, tokens: Sequence[int], salt: bytes) -> list[Match]:
+    def match_tokens(self, namespace: Namespace, tokens: Sequence[int], salt: bytes) -> list[BlockMatch]:
         """Return the longest stored prefix of a token sequence under our own key chain."""
         return self._matcher(namespace, salt).by_tokens(tokens, namespace.identity.block_tokens)
 
@@ -159,10 +136,10 @@ class Service:
         """Store blocks of one request; what is not committed when the context ends is given back.
 
         Raises:
-            Busy: the daemon is stopping.
+            Stopping: no blocks are taken any more.
         """
         if self.draining:
-            raise Busy("a stopping daemon", 5.0)
+            raise Stopping
         batch = Batch(
             self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline
         )
@@ -201,7 +178,7 @@ class Service:
 
     async def read_many(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
-    ) -> AsyncIterator[tuple[EngineKey, Lease | None]]:
+    ) -> AsyncGenerator[tuple[EngineKey, Lease | None], None]:
         """Yield each key with its lease, or None for a miss; a lease ends when the next one is asked for.
 
         A few blocks are brought up ahead of their turn, so that reading and unpacking overlap.
@@ -247,7 +224,7 @@ class Service:
 
     async def flush(
         self, namespace: Namespace, keys: Sequence[EngineKey] | None, salt: bytes, deadline: float
-    ) -> list[Result]:
+    ) -> list[BlockResult]:
         """Return once blocks are durable on disk; `keys` None: all of the namespace that have host bytes."""
         if keys is None:
             return await self._settle_all(namespace, deadline)
@@ -255,18 +232,18 @@ class Service:
 
     async def demote(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
-    ) -> list[Result]:
+    ) -> list[BlockResult]:
         """Return once blocks are durable on disk and gone from the host."""
         return await self._settle(namespace, keys, salt, deadline, evict=True)
 
     async def _settle(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool
-    ) -> list[Result]:
+    ) -> list[BlockResult]:
         pairs = [(key, self._record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
         tenant = self._registry.tenants[namespace.tenant]
         return await settle(self._driver, tenant, pairs, deadline, evict=evict)
 
-    async def _settle_all(self, namespace: Namespace, deadline: float) -> list[Result]:
+    async def _settle_all(self, namespace: Namespace, deadline: float) -> list[BlockResult]:
         pairs = [(o.engine_key, key) for key, o in self._driver.origins.items() if o.namespace is namespace]
         return await settle(self._driver, self._registry.tenants[namespace.tenant], pairs, deadline)
 

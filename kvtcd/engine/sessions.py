@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -14,6 +12,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import BadRequest, BlockMismatch, Busy, DeadlineExceeded, UnknownNamespace
 from kvtcd.core.events import Reason, Tier
 from kvtcd.core.keys import EngineKey, RecordKey, chain_root
+from kvtcd.core.messages import BlockHead, BlockResult
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.mover import Origin
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
@@ -23,33 +22,12 @@ PIECE = 1 << 20
 _MAX_FIRST = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class PutItem:
-    """One block that a client wants to store."""
-
-    key: EngineKey
-    tokens: int
-    nbytes: int
-    first_token: int | None = None
-    parent: EngineKey | None = None
-    supersedes: EngineKey | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of one block of a request."""
-
-    key: EngineKey
-    outcome: Literal["stored", "duplicate", "dropped"]
-    reason: str | None = None
-
-
 class Slot:
     """Room for one block in host memory, filled piece by piece."""
 
-    def __init__(self, item: PutItem, key: RecordKey, pieces: Iterator[Bytes]) -> None:
-        self.item, self.record_key = item, key
-        self.remaining = item.nbytes
+    def __init__(self, key: EngineKey, record_key: RecordKey, nbytes: int, pieces: Iterator[Bytes]) -> None:
+        self.key, self.record_key, self.nbytes = key, record_key, nbytes
+        self.remaining = nbytes
         self._pieces = pieces
         self._piece = next(pieces)
         self._at = 0
@@ -61,7 +39,7 @@ class Slot:
             BlockMismatch: more bytes than the block has.
         """
         if len(data) > self.remaining:
-            raise BlockMismatch("body", f"{self.item.nbytes} bytes", "more")
+            raise BlockMismatch("body", f"{self.nbytes} bytes", "more")
         self.remaining -= len(data)
         source = np.frombuffer(data, dtype=np.uint8)
         while source.size:
@@ -108,7 +86,7 @@ class Batch:
         self._namespace, self._salt = namespace, salt
         self._tenant = registry.tenants[namespace.tenant]
         self._deadline = deadline
-        self._results: list[Result] = []
+        self._results: list[BlockResult] = []
         self._open: list[Slot] = []
         self._held: list[tuple[EngineKey, RecordKey]] = []
         self._previous: RecordKey | None = None
@@ -116,7 +94,7 @@ class Batch:
     def _record_key(self, key: EngineKey) -> RecordKey:
         return self._tenant.keys.record_key(self._namespace.digest, self._salt, key)
 
-    async def reserve(self, item: PutItem) -> Slot | None:
+    async def reserve(self, head: BlockHead, nbytes: int) -> Slot | None:
         """Take room for a block; None when its bytes are not wanted, and `commit` will say why.
 
         Raises:
@@ -126,47 +104,49 @@ class Batch:
         """
         if not self._registry.admits(self._namespace):
             raise UnknownNamespace(self._namespace.name)
-        self._check(item)
-        record_key, parent = self._record_key(item.key), self._parent(item)
+        self._check(head, nbytes)
+        record_key, parent = self._record_key(head.key), self._parent(head)
         self._previous = record_key
         try:
-            reason = await self._driver.ask(self._request(item, record_key, parent), self._deadline)
+            reason = await self._driver.ask(self._request(head, nbytes, record_key, parent), self._deadline)
         except DeadlineExceeded:
             raise Busy("the host tier") from None
         if reason is not None:
-            self._refused(item.key, record_key, reason)
+            self._refused(head.key, record_key, reason)
             return None
-        slot = Slot(item, record_key, iter(self._memory.pieces(record_key)))
+        slot = Slot(head.key, record_key, nbytes, iter(self._memory.pieces(record_key)))
         self._open.append(slot)
         return slot
 
-    def _parent(self, item: PutItem) -> RecordKey | None:
-        if item.parent is not None:
-            return self._record_key(item.parent)
-        if item.first_token != 0:
+    def _parent(self, head: BlockHead) -> RecordKey | None:
+        if head.parent is not None:
+            return self._record_key(head.parent)
+        if head.first_token != 0:
             return self._previous
-        if item.tokens < self._namespace.identity.block_tokens:
+        if head.tokens < self._namespace.identity.block_tokens:
             # A partial first block hangs below the root of the chain, where a match looks for it.
             return self._record_key(chain_root(self._namespace.digest))
         return None
 
-    def _request(self, item: PutItem, record_key: RecordKey, parent: RecordKey | None) -> Request:
+    def _request(
+        self, head: BlockHead, nbytes: int, record_key: RecordKey, parent: RecordKey | None
+    ) -> Request:
         on_disk = self._tenant.writer is not None
         behind = on_disk and self._namespace.policy.disk.write == "behind"
-        older = self._record_key(item.supersedes) if item.supersedes else None
+        older = self._record_key(head.supersedes) if head.supersedes else None
         origin = Origin(
-            self._namespace, item.key, self._salt, parent, item.first_token, item.tokens, item.nbytes,
+            self._namespace, head.key, self._salt, parent, head.first_token, head.tokens, nbytes,
             time.time_ns() // 1_000_000,
         )  # fmt: skip
 
         def event(ticket: int) -> ev.Put:
             return ev.Put(
-                ticket, record_key, self._namespace.number, item.tokens, item.nbytes, parent, older,
+                ticket, record_key, self._namespace.number, head.tokens, nbytes, parent, older,
                 behind=behind, packable=on_disk,
             )  # fmt: skip
 
         def granted() -> None:
-            self._memory.allocate(record_key, item.nbytes)
+            self._memory.allocate(record_key, nbytes)
             self._driver.origins[record_key] = origin
 
         # A batch larger than the tier must not wait for room that its own finished blocks hold.
@@ -174,10 +154,10 @@ class Batch:
 
     def _refused(self, key: EngineKey, record_key: RecordKey, reason: Reason) -> None:
         if reason is Reason.DUPLICATE:
-            self._results.append(Result(key, "duplicate"))
+            self._results.append(BlockResult(key, "duplicate"))
             self._held.append((key, record_key))
         else:
-            self._results.append(Result(key, "dropped", reason))
+            self._results.append(BlockResult(key, "dropped", reason))
 
     def _publish(self) -> None:
         """Make the finished blocks readable."""
@@ -185,10 +165,10 @@ class Batch:
         self._open = [slot for slot in self._open if slot.remaining]
         for slot in finished:
             self._driver.tell(ev.Filled(slot.record_key))
-            self._results.append(Result(slot.item.key, "stored"))
-            self._held.append((slot.item.key, slot.record_key))
+            self._results.append(BlockResult(slot.key, "stored"))
+            self._held.append((slot.key, slot.record_key))
 
-    async def commit(self, *, durable: bool) -> list[Result]:
+    async def commit(self, *, durable: bool) -> list[BlockResult]:
         """Make the finished blocks readable, drop the others; with `durable`, wait until they are on disk.
 
         Raises:
@@ -196,7 +176,7 @@ class Batch:
         """
         self._publish()
         for slot in self._open:
-            self._results.append(Result(slot.item.key, "dropped", "truncated"))
+            self._results.append(BlockResult(slot.key, "dropped", "truncated"))
         self.abandon()
         self._driver.tell(ev.Touch(tuple(record_key for _, record_key in self._held)))
         results = {result.key: result for result in self._results}
@@ -212,15 +192,15 @@ class Batch:
             self._driver.tell(ev.Abandoned(slot.record_key))
         self._open = []
 
-    def _check(self, item: PutItem) -> None:
+    def _check(self, head: BlockHead, nbytes: int) -> None:
         identity = self._namespace.identity
-        if not 1 <= item.tokens <= identity.block_tokens:
-            raise BlockMismatch("tokens", f"1 to {identity.block_tokens} in a block", item.tokens)
-        want = identity.layout.nbytes(item.tokens)
-        if item.nbytes != want:
-            raise BlockMismatch("length", f"{want} bytes for {item.tokens} tokens", f"{item.nbytes} bytes")
-        if item.first_token is not None and not 0 <= item.first_token < _MAX_FIRST:
-            raise BadRequest("first_token", f"{item.first_token} is not a position")
+        if not 1 <= head.tokens <= identity.block_tokens:
+            raise BlockMismatch("tokens", f"1 to {identity.block_tokens} in a block", head.tokens)
+        want = identity.layout.nbytes(head.tokens)
+        if nbytes != want:
+            raise BlockMismatch("length", f"{want} bytes for {head.tokens} tokens", f"{nbytes} bytes")
+        if head.first_token is not None and not 0 <= head.first_token < _MAX_FIRST:
+            raise BadRequest("first_token", f"{head.first_token} is not a position")
 
 
 async def settle(
@@ -230,16 +210,16 @@ async def settle(
     deadline: float,
     *,
     evict: bool = False,
-) -> list[Result]:
+) -> list[BlockResult]:
     """Wait until blocks are durable on disk; with `evict`, until the host has let go of them too.
 
     Raises:
         DeadlineExceeded: not within the caller's time.
     """
 
-    async def one(key: EngineKey, record_key: RecordKey) -> Result:
+    async def one(key: EngineKey, record_key: RecordKey) -> BlockResult:
         reason = await driver.ask(Request(lambda ticket: ev.Settle(ticket, (record_key,), evict)), deadline)
-        return Result(key, "stored") if reason is None else Result(key, "dropped", reason)
+        return BlockResult(key, "stored") if reason is None else BlockResult(key, "dropped", reason)
 
     results = await asyncio.gather(*(one(key, record_key) for key, record_key in keys))
     if tenant.writer is not None:

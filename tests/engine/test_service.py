@@ -22,8 +22,8 @@ from kvtcd.core.errors import (
 )
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
+from kvtcd.core.messages import BlockHead
 from kvtcd.core.policy import DiskTier, HostTier, Policy
-from kvtcd.engine.service import PutItem
 from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
@@ -43,7 +43,7 @@ async def store(service, ns, items, *, salt=b"", durable=False, deadline=None):
     async with service.batch(ns, salt, deadline or soon()) as batch:
         for number, data in items.items():
             tokens = len(data) // LAYOUT.token_bytes
-            slot = await batch.reserve(PutItem(key(number), tokens, len(data), first_token=0))
+            slot = await batch.reserve(BlockHead(key(number), tokens, first_token=0), len(data))
             if slot is not None:
                 slot.write(memoryview(data))
         return await batch.commit(durable=durable)
@@ -119,7 +119,7 @@ async def test_what_follows_a_block_is_known_when_it_is_packed(tmp_path) -> None
         async with toy.service.batch(ns, b"", soon()) as batch:
             for number, link in enumerate(chain(ns.digest, tokens, BLOCK_TOKENS)):
                 data = block(number, link.tokens)
-                slot = await batch.reserve(PutItem(link.key, link.tokens, len(data), link.first))
+                slot = await batch.reserve(BlockHead(link.key, link.tokens, link.first), len(data))
                 slot.write(memoryview(data))
             await batch.commit(durable=True)
         (codec,) = toy.codecs
@@ -135,8 +135,8 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
         async with service.batch(ns, b"", soon()) as batch:
             for link in links:
                 data = block(link.tokens, link.tokens)
-                item = PutItem(link.key, link.tokens, len(data), link.first, link.parent, supersedes)
-                slot = await batch.reserve(item)
+                head = BlockHead(link.key, link.tokens, link.first, link.parent, supersedes)
+                slot = await batch.reserve(head, len(data))
                 if slot is not None:
                     slot.write(memoryview(data))
             await batch.commit(durable=True)
@@ -250,7 +250,7 @@ async def test_a_block_of_another_shape_is_refused(tmp_path, tokens, nbytes) -> 
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         async with toy.service.batch(ns, b"", soon()) as batch:
             with pytest.raises(BlockMismatch):
-                await batch.reserve(PutItem(key(1), tokens, nbytes))
+                await batch.reserve(BlockHead(key(1), tokens), nbytes)
 
 
 async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
@@ -258,7 +258,7 @@ async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for _ in range(100):
             async with toy.service.batch(ns, b"", soon()) as batch:
-                slot = await batch.reserve(PutItem(key(1), BLOCK_TOKENS, BLOCK_BYTES))
+                slot = await batch.reserve(BlockHead(key(1), BLOCK_TOKENS), BLOCK_BYTES)
                 slot.write(memoryview(block(1)[:100]))
         assert len(toy.catalog.residents.entries) == 0
         assert toy.catalog.residents.shelves[Tier.HOST].used == 0
