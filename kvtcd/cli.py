@@ -133,13 +133,16 @@ def demo(
     profile: Annotated[
         Path | None, typer.Option(help="A profile; default: calibrated once and cached.")
     ] = None,
+    ratio: Annotated[
+        int, typer.Option(help="Nominal ratio of the codec: 8, 16, 32 or 64. The higher, the less exact.")
+    ] = 16,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
     json: JsonOption = None,
 ) -> None:
     """Show the whole way on a real model: read, store, restart, fetch, answer, continue."""
     from kvtcd.lab import demo as lab  # noqa: PLC0415 - torch and transformers
 
-    lab.command(model=model, document=document, profile=profile, threads=threads, json=json)
+    lab.command(model=model, document=document, profile=profile, ratio=ratio, threads=threads, json=json)
 
 
 def main() -> None:

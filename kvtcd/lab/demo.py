@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvtcd.client import Client
+from kvtcd.codec.fit import RATIOS
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.profile import load
 from kvtcd.core.errors import ConfigError
@@ -110,20 +111,22 @@ class Figures:
 
 
 def command(
-    *, model: str, document: Path | None, profile: Path | None, threads: int, json: Path | None
+    *, model: str, document: Path | None, profile: Path | None, ratio: int, threads: int, json: Path | None
 ) -> None:
     """Run the demo, show a table, and write the figures if asked.
 
     Raises:
+        ConfigError: a ratio without a plan, or a document that cannot be read.
         Unavailable: the model cannot be had, or the daemon does not start.
         UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
     """
+    if ratio not in RATIOS:
+        raise ConfigError("command line", "--ratio", f"is {ratio}, not one of {', '.join(map(str, RATIOS))}")
     torch.set_num_threads(threads)
     console = Console()
     with Progress(console=console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
-        figures = Demo(models.load(models.resolve(model, progress)), Phases(progress)).run(
-            Path(folder), text=_text(document), own=document is not None, profile=profile
-        )
+        demo = Demo(models.load(models.resolve(model, progress)), Phases(progress), CodecChoice(ratio=ratio))
+        figures = demo.run(Path(folder), text=_text(document), own=document is not None, profile=profile)
     show(console, figures)
     if json:
         write_json(json, "demo", asdict(figures))
@@ -139,10 +142,10 @@ def _text(document: Path | None) -> str:
 
 
 class Demo:
-    """One run with one model."""
+    """One run with one model, under a policy that says `choice`."""
 
-    def __init__(self, loaded: LoadedModel, phases: Phases) -> None:
-        self.loaded, self.phases = loaded, phases
+    def __init__(self, loaded: LoadedModel, phases: Phases, choice: CodecChoice) -> None:
+        self.loaded, self.phases, self.choice = loaded, phases, choice
         self.identity: Identity = models.identity(loaded)
 
     def run(self, folder: Path, *, text: str, own: bool, profile: Path | None) -> Figures:
@@ -153,7 +156,11 @@ class Demo:
         with self.phases("reading the document"):
             (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
         raw_bytes = self.identity.layout.nbytes(len(document))
-        daemon = Daemon(folder, host=4 * raw_bytes + (64 << 20), disk=1 << 30, profiles=profile.parent)
+        policy = folder / "policy.toml"
+        policy.write_text(f'[codec]\nname = "{self.choice.name}"\nratio = {self.choice.ratio}\n')
+        daemon = Daemon(
+            folder, host=4 * raw_bytes + (64 << 20), disk=1 << 30, profiles=profile.parent, policy=policy
+        )  # fmt: skip
         with ExitStack() as stack:
             with self.phases("starting a daemon and storing the cache on disk"):
                 stack.enter_context(daemon)
@@ -243,7 +250,7 @@ class Demo:
             stop = min(start + size, length)
             raw = raw_block(cache, start, stop, self.identity.layout)
             blocks.append(evaluate.Block(raw, start, stop - start, length - stop))
-        choice = CodecChoice()
+        choice = self.choice
         encoder = Kvtc(
             self.identity.layout, self.identity.rope, load(profile), choice.ratio, sinks=choice.sinks,
             window=choice.window,
