@@ -75,7 +75,7 @@ class Rotation:
         return turned if x.shape[-1] == self._dim else torch.cat((turned, x[..., self._dim :]), dim=-1)
 
     def _interleave(self, first: Tensor, second: Tensor) -> Tensor:
-        """Place what belongs to the first and to the second coordinate of every plane, ``[T, 1, rotary_dim]``."""
+        """Place what belongs to the two coordinates of every plane: ``[T, 1, rotary_dim]``."""
         if self._pairing is Pairing.HALVES:
             return torch.cat((first, second), dim=-1)
         return torch.stack((first, second), dim=-1).flatten(-2)
