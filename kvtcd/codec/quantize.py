@@ -39,6 +39,7 @@ def quantize(x: Tensor, scale: Tensor, shift: Tensor, bits: int) -> Tensor:
     """Return uint8 codes ``[N, G, T]`` of float32 coefficients, given float16 ranges ``[N, T]``."""
     step = scale.to(torch.float32)[:, None, :]
     if bits == _E4M3_BITS:
+        # Whether the cast saturates or makes a NaN differs between devices and releases of torch.
         return (x / step).clamp_(-_E4M3_MAX, _E4M3_MAX).to(_E4M3).view(torch.uint8)
     codes = (x - shift.to(torch.float32)[:, None, :]).div_(step).round_()
     return codes.clamp_(0, 2**bits - 1).to(torch.uint8)
