@@ -67,31 +67,39 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
     share, model_bytes = found["share_of_parameters"], found["model_bytes"]
     assert isinstance(share, float)
     assert isinstance(model_bytes, int)
-    table = Table(title=f"Profile of {made.profile.origin.model}, {made.tokens:,} tokens")
-    for heading in ("ratio", "bytes a token", *made.profile.streams):
+    streams = made.profile.streams
+    table = Table(
+        title=f"Profile of {made.profile.origin.model}, {made.tokens:,} tokens",
+        caption="bytes before DEFLATE; error: share of the energy of held-out rows",
+    )
+    for heading in (
+        "ratio",
+        "bytes a token",
+        *(f"{n} {what}" for n in streams for what in ("coded", "error")),
+    ):
         table.add_column(heading, justify="right")
-    raw = sum(16 * stream.basis.shape[1] for stream in made.profile.streams.values())
-    table.add_row("1", f"{raw // 8:,}", *(f"p = {s.basis.shape[1]:,}" for s in made.profile.streams.values()))
+    raw = sum(2 * stream.basis.shape[1] for stream in streams.values())
+    table.add_row(
+        "1", f"{raw:,}", *(cell for s in streams.values() for cell in (f"{s.basis.shape[1]:,}", ""))
+    )
     for ratio in made.profile.ratios:
-        plans = {name: stream.plans[ratio] for name, stream in made.profile.streams.items()}
-        table.add_row(
-            str(ratio),
-            f"{sum(plan.cost for plan in plans.values()) // 8:,}",
-            *(
-                f"{plan.rank:,} components, error {made.held_out[name].error[ratio]:.1%}"
-                for name, plan in plans.items()
-            ),
-        )
-    table.caption = "bytes before DEFLATE; error: share of the energy of held-out rows"
+        plans = {name: stream.plans[ratio] for name, stream in streams.items()}
+        cells = [
+            cell
+            for name, plan in plans.items()
+            for cell in (f"{plan.rank:,}", f"{made.held_out[name].error[ratio]:.1%}")
+        ]
+        table.add_row(str(ratio), f"{sum(plan.cost for plan in plans.values()) // 8:,}", *cells)
     console.print(table)
-    for name, stream in made.profile.streams.items():
+    for name, stream in streams.items():
         console.print(
             f"{name}: {stream.basis.shape[0]:,} of {stream.basis.shape[1]:,} components hold "
             f"{float(stream.spectrum.sum()) / stream.total:.1%} of the energy they were fitted to, "
             f"{made.held_out[name].captured:.1%} of that of held-out rows"
         )
     console.print(
-        f"{path}\n{len(made.data) / _MB:.1f} MB beside {model_bytes / _MB:.1f} MB of weights; "
+        f"{len(made.data) / _MB:.1f} MB beside {model_bytes / _MB:.1f} MB of weights; "
         f"its bases have {share:.1%} as many numbers as the model has parameters"
     )
     console.print(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in made.seconds.items()))
+    console.print(str(path), soft_wrap=True, highlight=False)

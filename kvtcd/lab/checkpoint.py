@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -71,10 +72,12 @@ class Checkpoint:
         save_file(tensors, part, {_METADATA: json.dumps(metadata)})
         with part.open("rb") as file:
             os.fsync(file.fileno())
-        part.replace(self._path)
+        with suppress(FileNotFoundError):  # another run of the very same calibration has ended meanwhile
+            part.replace(self._path)
         end = time.monotonic()
         self._due = end + max(self._every, (_SHARE - 1) * (end - start))
 
     def discard(self) -> None:
-        """Remove the file; the calibration is done."""
-        self._path.unlink(missing_ok=True)
+        """Remove the file, and what killed runs have left; the calibration is done."""
+        for path in (self._path, *self._path.parent.glob(f"{self._path.stem}.*.part")):
+            path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ tables, ranges and padding of all blocks they are in. `ratio_all` is over every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,8 +78,8 @@ class Size:
 
     @property
     def ratio(self) -> float:
-        """Compression of the coded tokens."""
-        return self.coded_raw / self.coded
+        """Compression of the coded tokens; NaN when there are none."""
+        return self.coded_raw / self.coded if self.coded else math.nan
 
     @property
     def ratio_all(self) -> float:
@@ -209,13 +210,12 @@ def size(layout: Layout, blocks: Sequence[Block], encoded: Sequence[Encoded]) ->
 
 
 def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor]) -> dict[str, float]:
-    """Return the relative squared error of each stream over the coded tokens, see `Measured`."""
+    """Return the relative squared error of each stream over the coded tokens, if any; see `Measured`."""
+    pairs = [pair for pair in zip(blocks, decoded, strict=True) if _coded(pair[0])]
     found: dict[str, float] = {}
-    for index, stream in enumerate(identity.layout.streams):
-        want = torch.cat([_coded_rows(identity, block, block.raw, index) for block in blocks])
-        got = torch.cat(
-            [_coded_rows(identity, block, raw, index) for block, raw in zip(blocks, decoded, strict=True)]
-        )
+    for index, stream in enumerate(identity.layout.streams if pairs else ()):
+        want = torch.cat([_coded_rows(identity, block, block.raw, index) for block, _ in pairs])
+        got = torch.cat([_coded_rows(identity, block, raw, index) for block, raw in pairs])
         energy = (want - want.mean(dim=0)).square().sum(dtype=torch.float64)
         found[stream.name] = float((got - want).square().sum(dtype=torch.float64) / energy)
     return found

@@ -1,0 +1,204 @@
+"""Calibration of a tiny random model: what comes out, what does not change it, and the command around it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from support.calibration import TEXTS, WINDOW, run, text, tiny_model
+from support.codec_world import rotated
+
+from kvtcd.codec.profile import Profile, load
+from kvtcd.codec.rope import inverse_frequencies
+from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.core.layout import Dtype
+from kvtcd.lab import calibrate as module
+from kvtcd.lab import calibration, gather, models
+from kvtcd.lab.calibrate import command, profile_for
+from kvtcd.lab.capture import kv_rows
+from kvtcd.lab.models import LoadedModel
+
+IDENTITY = models.identity
+"""Before any test replaces it."""
+MINIMAL_TOKENIZER = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": ""}, "behavior": "Isolated", "invert": False},
+    "post_processor": None, "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {chr(64 + n): n for n in range(62)}, "unk_token": "@"},
+}  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVTCD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedModel:
+    return tiny_model(tmp_path / "model")
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoints").mkdir()
+    return tmp_path / "checkpoints"
+
+
+def test_a_profile_says_what_it_was_made_of(loaded: LoadedModel, checkpoints: Path) -> None:
+    made = run(loaded, checkpoints, seed=3)
+    origin = made.profile.origin
+    assert made.tokens == 24 * WINDOW
+    assert origin.tokens == 22 * (WINDOW - 4)
+    assert [text.name for text in origin.texts] == ["long", "short", "tiny"]
+    assert (origin.seed, origin.sinks, origin.model) == (3, 4, "model")
+    made.profile.check(models.identity(loaded, Dtype.F32))
+    fitting = [f"{what} of {stream}" for stream in "kv" for what in ("basis", "bits")]
+    assert list(made.seconds) == ["model", "moments", *fitting]
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_the_basis_holds_the_energy_of_rows_it_was_not_fitted_to(
+    loaded: LoadedModel, checkpoints: Path
+) -> None:
+    """Held-out windows are the first of each text; their energy is counted here by hand, in float64."""
+    made = run(loaded, checkpoints)
+    named = models.identity(loaded, Dtype.F32)
+    frequencies, _ = inverse_frequencies(named.rope)
+    energy, left = {"k": 0.0, "v": 0.0}, {"k": 0.0, "v": 0.0}
+    for source in TEXTS[:2]:
+        for name, x in kv_rows(loaded, models.tokenize(loaded, source.text)[:WINDOW]).items():
+            by_layer = x.movedim(1, 0)
+            undone = rotated(by_layer, named.rope, -frequencies, 1.0, 0) if name == "k" else by_layer.double()
+            stream = made.profile.streams[name]
+            centred = undone.movedim(0, 1).flatten(1)[4:] - stream.mean.double()
+            basis = torch.linalg.qr(stream.basis.double().t()).Q  # float16 entries: nearly orthonormal
+            energy[name] += float(centred.square().sum())
+            left[name] += float((centred - centred @ basis @ basis.t()).square().sum())
+    for name, held_out in made.held_out.items():
+        assert held_out.captured == pytest.approx(1 - left[name] / energy[name], abs=2e-3)
+        errors = [held_out.error[ratio] for ratio in (8, 16, 32, 64)]
+        assert errors == sorted(errors)
+        assert 1 - held_out.captured <= errors[0] < errors[-1] <= 1.0 + 1e-6
+
+
+def test_equal_input_gives_equal_bytes_and_another_seed_or_text_does_not(
+    loaded: LoadedModel, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(loaded, checkpoints).data
+    assert run(loaded, checkpoints).data == first
+    assert run(loaded, checkpoints, seed=1).data != first
+    assert run(loaded, checkpoints, tokens=23 * WINDOW).data != first
+    monkeypatch.setattr("support.calibration.TEXTS", (text("long", 2000, 9), *TEXTS[1:]))
+    assert run(loaded, checkpoints).data != first
+
+
+def test_an_interrupted_calibration_goes_on_where_it_was(
+    loaded: LoadedModel, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(loaded, checkpoints).data
+    monkeypatch.setattr("kvtcd.lab.checkpoint._SHARE", 1)
+    read, prefill = [], gather.prefill
+
+    def mortal(loaded: LoadedModel, tokens: list[int]) -> object:
+        if len(read) == 9:
+            raise KeyboardInterrupt
+        read.append(tokens)
+        return prefill(loaded, tokens)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gather, "prefill", mortal)
+        with pytest.raises(KeyboardInterrupt):
+            run(loaded, checkpoints)
+    assert len(list(checkpoints.iterdir())) == 1
+    run(loaded, checkpoints, seed=1)  # another calibration leaves it alone
+    rest = []
+    monkeypatch.setattr(gather, "prefill", lambda *a: rest.append(a) or prefill(*a))
+    made = run(loaded, checkpoints)
+    assert len(rest) == 24 - 9
+    assert made.data == whole
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_a_rank_caps_the_components(loaded: LoadedModel, checkpoints: Path) -> None:
+    assert all(len(s.basis) <= 20 for s in run(loaded, checkpoints, rank=20).profile.streams.values())
+
+
+def test_profile_for_calibrates_once(
+    loaded: LoadedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RECIPE_TOKENS", 3 * 64)
+    monkeypatch.setattr(module.texts, "recipe", lambda: list(TEXTS[:1]))
+    monkeypatch.setattr(models, "identity", lambda loaded: IDENTITY(loaded, Dtype.F32))
+    windowed = lambda *a, **k: calibration.calibrate(*a, **k, window=64)  # noqa: E731 - one word of difference
+    monkeypatch.setattr(module, "calibrate", windowed)
+    path = profile_for(loaded)
+    assert path.parent.parent == cache / "profiles"
+    assert path.stem == load(path).digest.hex()
+    assert [other.name for other in path.parent.iterdir()] == [path.name]
+    monkeypatch.setattr(module, "calibrate", None)
+    assert profile_for(loaded) == path
+
+
+@pytest.fixture
+def folder(loaded: LoadedModel) -> Path:
+    (loaded.folder / "tokenizer.json").write_text(json.dumps(MINIMAL_TOKENIZER))
+    return loaded.folder
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXTS[0].text * 3)
+    return path
+
+
+def calibrated(folder: Path, book: Path, **changes: object) -> None:
+    options = {
+        "model": str(folder), "files": [book], "tokens": 4 * 1024, "seed": 0, "rank": 10_000, "threads": None,
+        "device": "cpu", "out": None, "json": None,
+    }  # fmt: skip
+    command(**options | changes)
+
+
+def test_the_command_writes_a_profile_and_says_what_it_took(
+    folder: Path, book: Path, cache: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    calibrated(folder, book, json=tmp_path / "it.json")
+    written = json.loads((tmp_path / "it.json").read_text())
+    path = Path(written["profile"])
+    profile = load(path)
+    assert path.parent == cache / "profiles"
+    assert path.stem == profile.digest.hex()
+    assert {"command", "version", "machine", "date"} <= set(written)
+    assert (written["model"], written["tokens"], written["texts"]) == ("model", 4096, ["book.txt"])
+    assert written["profile_bytes"] == path.stat().st_size
+    model = models.load(folder).model
+    assert written["model_bytes"] == 2 * sum(p.numel() for p in model.parameters())
+    numbers = sum(len(stream.basis) * 128 for stream in profile.streams.values())
+    assert written["share_of_parameters"] == numbers / (written["model_bytes"] / 2)
+    assert sum(written["phases"].values()) <= written["seconds"]
+    assert [row["ratio"] for row in written["ratios"]] == [8, 16, 32, 64]
+    assert written["ratios"][0]["streams"]["k"]["bits_per_token"] <= 16 * 128 / 8
+    shown = capsys.readouterr().out
+    assert "Profile of model, 4,096 tokens" in shown
+    assert str(path) in shown
+
+
+def test_a_file_name_is_taken_as_it_is(folder: Path, book: Path, cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "mine.safetensors"
+    calibrated(folder, book, out=out)
+    assert isinstance(load(out), Profile)
+    assert [path.name for path in out.parent.iterdir()] == ["mine.safetensors"]
+    assert not (cache / "profiles").exists()
+
+
+@pytest.mark.usefixtures("cache")
+def test_what_cannot_be_done_is_said_before_the_work(folder: Path, book: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: cannot be written: (File exists|Not a directory)"):
+        calibrated(folder, book, out=tmp_path / "file")
+    with pytest.raises(ConfigError, match=r"the texts have 5; add texts, or ask for 5120"):
+        calibrated(folder, book, tokens=6 * 1024)
+    with pytest.raises(Unavailable, match=r"device nonsense cannot be used"):
+        calibrated(folder, book, device="nonsense")
