@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,11 @@ from torch import Tensor
 from kvtcd.codec.coded import Coder
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.lossless import Lossless
-from kvtcd.codec.ports import Encoded, Encoder
+from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols, deflate
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
-from kvtcd.core.blob import Blob, CodecId
+from kvtcd.codec.sections import Scratch
+from kvtcd.core.blob import Blob, CodecId, Header
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
@@ -26,8 +28,31 @@ _TABLES = 10 << 10
 """Room for header, sections and padding of a block of eight streams in float32, the most there can be."""
 
 
+@dataclass(frozen=True, slots=True)
+class Analyzed:
+    """A block on its way down: the tensor half is done."""
+
+    symbols: Symbols
+
+    def deflate(self) -> Encoded:
+        """Do the entropy half: write the blob."""
+        return deflate(self.symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class Inflated:
+    """A block on its way up: the entropy half is done."""
+
+    symbols: Symbols
+    decoder: Decoder
+
+    def synthesize(self, out: npt.NDArray[np.uint8]) -> None:
+        """Do the tensor half: write the block into flat bytes; see `BlobDecoder`."""
+        self.decoder.synthesize(self.symbols, torch.from_numpy(out))
+
+
 class NamespaceCodec:
-    """Packs and unpacks the blocks of a namespace, in host memory.
+    """Packs and unpacks the blocks of a namespace, in host memory, one half at a time.
 
     Attributes:
         name: what blocks are packed with, for people.
@@ -38,20 +63,40 @@ class NamespaceCodec:
         self._encoder, self._decoder = encoder, decoder
         self.name, self.reason = name, reason
 
+    def analyze(
+        self,
+        raw: npt.NDArray[np.uint8],
+        *,
+        tokens: int,
+        first_token: int | None,
+        after: int,
+        scratch: Scratch,
+    ) -> Analyzed:
+        """Begin to pack a block given as writable flat bytes; see `Encoder`."""
+        return Analyzed(
+            self._encoder.analyze(
+                torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after, scratch=scratch
+            )
+        )
+
+    def inflate(self, blob: Blob, scratch: Scratch) -> Inflated:
+        """Begin to unpack a blob; see `BlobDecoder` and `Decoder`."""
+        return Inflated(self._decoder.inflate(blob, scratch), self._decoder)
+
     def encode(
         self, raw: npt.NDArray[np.uint8], *, tokens: int, first_token: int | None, after: int
     ) -> Encoded:
-        """Encode a block given as writable flat bytes; see `Encoder`."""
+        """Pack a block: both halves."""
         return self._encoder.encode(
             torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after
         )
 
     def decode(self, blob: Blob, out: npt.NDArray[np.uint8]) -> None:
-        """Decode a blob into flat bytes; see `BlobDecoder` and `Decoder`."""
+        """Unpack a blob: both halves."""
         self._decoder.decode(blob, torch.from_numpy(out))
 
 
-class Decoder:
+class Decoder(BlobDecoder):
     """Decodes every blob of a layout, whichever codec, profile and plan wrote it.
 
     Args:
@@ -71,19 +116,26 @@ class Decoder:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
         self._lossless = Lossless(layout)
 
-    def decode(self, blob: Blob, out: Tensor) -> None:
-        """Decode a blob; see `BlobDecoder`.
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with its layout and profile; see `BlobDecoder`.
 
         Raises:
             UnknownProfile: the blob's profile is not to be had.
             ProfileMismatch: the blob's profile is of another model.
         """
-        match blob.header.codec:
+        self._of(blob.header).check(blob)
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Decode a block; see `BlobDecoder`."""
+        self._of(symbols.header).synthesize(symbols, out)
+
+    def _of(self, header: Header) -> BlobDecoder:
+        """The decoder of one codec and profile."""
+        match header.codec:
             case CodecId.LOSSLESS:
-                self._lossless.decode(blob, out)
+                return self._lossless
             case CodecId.KVTC:
-                profile = self._lookup(blob.header.profile)
-                Coder(self._layout, self._rope, profile, self._device).decode(blob, out)
+                return Coder(self._layout, self._rope, self._lookup(header.profile), self._device)
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
 

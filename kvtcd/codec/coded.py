@@ -6,23 +6,23 @@ high bytes of the scales, then of the shifts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from kvtcd.codec.coefficients import Coded, code, restore
-from kvtcd.codec.exact import decode_exact
+from kvtcd.codec.exact import exact_sizes, from_planes
 from kvtcd.codec.lossless import check_blob, check_raw
 from kvtcd.codec.pack import packed_width
 from kvtcd.codec.plan import Plan
-from kvtcd.codec.ports import Reason
+from kvtcd.codec.ports import BlobDecoder, Reason, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
 from kvtcd.codec.rope import Rotation
-from kvtcd.codec.sections import Part, by_run, read, require, write
+from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, plain, require
 from kvtcd.codec.transform import views
-from kvtcd.core.blob import BasisId, Blob, CodecId, Kind, Run, Section
+from kvtcd.core.blob import BasisId, Blob, CodecId, Kind
 from kvtcd.core.errors import BadField, ProfileMismatch
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
@@ -31,7 +31,7 @@ VERSION = 1
 _RANGE_PLANES = 4
 
 
-class Coder:
+class Coder(BlobDecoder):
     """Codes and decodes runs of tokens with any plan of a profile.
 
     Args:
@@ -63,15 +63,22 @@ class Coder:
             profile.streams[stream.name].transform(layout.layers, self._device) for stream in layout.streams
         ]
 
-    def encode(
-        self, block: Sequence[Tensor], ratio: int, *, start: int, count: int, first_token: int
-    ) -> list[Run] | Reason:
+    def analyze(
+        self,
+        block: Sequence[Tensor],
+        ratio: int,
+        *,
+        start: int,
+        count: int,
+        first_token: int,
+        scratch: Scratch,
+    ) -> list[Plain] | Reason:
         """Code tokens ``start .. start + count - 1`` of a block, given as the views of its streams.
 
         Returns:
             The sections, or why these tokens cannot be coded.
         """
-        runs: list[Run] = []
+        sections: list[Plain] = []
         for index, view in enumerate(block):
             plan = self._plan(index, ratio)
             rotation = self._rotation(index, first_token + start, count, inverse=True)
@@ -80,11 +87,12 @@ class Coder:
             )
             if plan.groups and (reason := _obstacle(coefficients)):
                 return reason
-            runs += _write(index, code(coefficients, plan), start, count)
-        return runs
+            for part, values in _symbols(index, code(coefficients, plan)):
+                sections.append(plain(part, start, count, values, scratch))
+        return sections
 
-    def decode(self, blob: Blob, out: Tensor) -> None:
-        """Decode a blob of the `kvtc` codec; see `BlobDecoder`.
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with layout, profile and plan; see `BlobDecoder`.
 
         Raises:
             ProfileMismatch: the blob was written with another profile.
@@ -97,28 +105,32 @@ class Coder:
             raise BadField("blob", f"the profile has no plan {header.plan} for basis {header.basis}")
         if header.first_token is None:
             raise BadField("blob", "a coded block must know the position of its first token")
+        for (_, count), found in check_runs(blob).items():
+            exact = exact_sizes(self.layout, count)
+            require(found, exact if exact.keys() & found else self._sizes(header.plan, count))
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Decode a block of the `kvtc` codec; see `BlobDecoder`."""
+        header = symbols.header
+        assert header.first_token is not None, "`check` has seen to it"
         check_raw(out, self.layout, header.tokens)
         block = views(out, self.layout, header.tokens)
-        for (start, count), found in sorted(by_run(blob).items()):
+        for (start, count), found in sorted(by_run(symbols.sections).items()):
             if any(part.kind is Kind.PLANE for part in found):
-                decode_exact(blob, found, block, start, count)
-            else:
-                target = [view[:, start : start + count] for view in block]
-                self._decode_run(blob, found, target, header.first_token + start)
+                from_planes(found, block, start, count)
+                continue
+            for index, view in enumerate(block):
+                plan = self._plan(index, header.plan)
+                coefficients = restore(_coded(found, index, plan, count).to(self._device), plan)
+                rotation = self._rotation(index, header.first_token + start, count, inverse=False)
+                self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
 
-    def _decode_run(
-        self, blob: Blob, found: Mapping[Part, Section], target: Sequence[Tensor], position: int
-    ) -> None:
-        plans = [self._plan(index, blob.header.plan) for index in range(len(target))]
-        tokens = target[0].shape[1]
+    def _sizes(self, ratio: int, count: int) -> dict[Part, int]:
+        """The sections of a coded run, with their uncompressed sizes."""
         sizes: dict[Part, int] = {}
-        for index, plan in enumerate(plans):
-            sizes |= _sizes(index, plan, tokens)
-        require(found, sizes)
-        for index, (plan, view) in enumerate(zip(plans, target, strict=True)):
-            coefficients = restore(_read(blob, found, index, plan, tokens).to(self._device), plan)
-            rotation = self._rotation(index, position, tokens, inverse=False)
-            self._transforms[index].inverse(coefficients, rotation, view)
+        for index in range(len(self.layout.streams)):
+            sizes |= _sizes(index, self._plan(index, ratio), count)
+        return sizes
 
     def _plan(self, index: int, ratio: int) -> Plan:
         return self.profile.streams[self.layout.streams[index].name].plans[ratio]
@@ -140,20 +152,18 @@ def _obstacle(coefficients: Tensor) -> Reason | None:
     return Reason.RANGE if torch.isfinite(coefficients).all() else Reason.NOT_FINITE
 
 
-def _write(index: int, coded: Coded, start: int, count: int) -> list[Run]:
-    runs = [
-        write(Part(Kind.CODES, index, bits), start, count, packed) for bits, packed in coded.codes.items()
-    ]
+def _symbols(index: int, coded: Coded) -> Iterator[tuple[Part, Tensor]]:
+    """The sections of one stream's run, in order."""
+    for bits, packed in coded.codes.items():
+        yield Part(Kind.CODES, index, bits), packed
     if coded.codes:
         ranges = torch.stack((coded.scales, coded.shifts)).view(torch.int16)
         for plane in range(_RANGE_PLANES):
-            data = (ranges[plane // 2] >> (8 * (plane % 2))).to(torch.uint8)
-            runs.append(write(Part(Kind.RANGES, index, plane), start, count, data))
-    return runs
+            yield Part(Kind.RANGES, index, plane), ranges[plane // 2] >> (8 * (plane % 2))
 
 
 def _sizes(index: int, plan: Plan, tokens: int) -> dict[Part, int]:
-    """The sections that `_write` writes, with their uncompressed sizes."""
+    """The sections that `_symbols` yields, with their uncompressed sizes."""
     sizes = {
         Part(Kind.CODES, index, bits): plan.components(bits) * packed_width(tokens, bits)
         for bits in {group.bits for group in plan.groups}
@@ -166,14 +176,15 @@ def _sizes(index: int, plan: Plan, tokens: int) -> dict[Part, int]:
     return sizes
 
 
-def _read(blob: Blob, found: Mapping[Part, Section], index: int, plan: Plan, tokens: int) -> Coded:
+def _coded(found: Mapping[Part, Tensor], index: int, plan: Plan, tokens: int) -> Coded:
+    """What `_symbols` was given."""
     codes = {
-        bits: read(blob, found[Part(Kind.CODES, index, bits)]).view(plan.components(bits), -1)
+        bits: found[Part(Kind.CODES, index, bits)].view(plan.components(bits), -1)
         for bits in {group.bits for group in plan.groups}
     }
     ranges = torch.zeros((2, len(plan.groups), tokens), dtype=torch.int16)
     for plane in range(_RANGE_PLANES if plan.groups else 0):
-        data = read(blob, found[Part(Kind.RANGES, index, plane)]).view(-1, tokens)
+        data = found[Part(Kind.RANGES, index, plane)].view(-1, tokens)
         ranges[plane // 2] |= data.to(torch.int16) << (8 * (plane % 2))
     scales, shifts = ranges.view(torch.float16)
     return Coded(codes, scales, shifts)

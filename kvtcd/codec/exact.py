@@ -12,45 +12,41 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from kvtcd.codec.sections import Part, read, require, write
-from kvtcd.core.blob import Blob, Kind, Run, Section
+from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.core.blob import Kind
+from kvtcd.core.layout import Layout
 
 _WORD = {2: torch.int16, 4: torch.int32}
 
 
-def encode_exact(views: Sequence[Tensor], start: int, count: int) -> list[Run]:
+def exact_sizes(layout: Layout, count: int) -> dict[Part, int]:
+    """The sections of an exact run of `count` tokens, with their uncompressed sizes."""
+    return {
+        Part(Kind.PLANE, index, plane): layout.features(stream) * count
+        for index, stream in enumerate(layout.streams)
+        for plane in range(layout.dtype.itemsize)
+    }
+
+
+def to_planes(views: Sequence[Tensor], start: int, count: int, scratch: Scratch) -> list[Plain]:
     """Return the sections of tokens ``start .. start + count - 1`` of all streams ``[L, T, H, D]``."""
-    runs: list[Run] = []
+    sections: list[Plain] = []
     for index, view in enumerate(views):
         words = _words(view, start, count).permute(0, 2, 3, 1).contiguous()
         for plane in range(view.itemsize):
-            data = (words >> (8 * plane)).to(torch.uint8)
-            runs.append(write(Part(Kind.PLANE, index, plane), start, count, data))
-    return runs
+            part = Part(Kind.PLANE, index, plane)
+            sections.append(plain(part, start, count, words >> (8 * plane), scratch))
+    return sections
 
 
-def decode_exact(
-    blob: Blob, found: Mapping[Part, Section], views: Sequence[Tensor], start: int, count: int
-) -> None:
-    """Write an exact run into the views of a block.
-
-    Raises:
-        BadChecksum, BadField: a section is damaged, or the set of them does not fit the layout.
-    """
-    require(
-        found,
-        {
-            Part(Kind.PLANE, index, plane): view[:, :count].numel()
-            for index, view in enumerate(views)
-            for plane in range(view.itemsize)
-        },
-    )
+def from_planes(found: Mapping[Part, Tensor], views: Sequence[Tensor], start: int, count: int) -> None:
+    """Write an exact run into the views of a block, given its sections as `exact_sizes` has them."""
     for index, view in enumerate(views):
         target = _words(view, start, count)
         layers, _, heads, dim = target.shape
-        words = torch.zeros((layers, heads, dim, count), dtype=target.dtype)
+        words = torch.zeros((layers, heads, dim, count), dtype=target.dtype, device=target.device)
         for plane in range(view.itemsize):
-            data = read(blob, found[Part(Kind.PLANE, index, plane)]).view(words.shape)
+            data = found[Part(Kind.PLANE, index, plane)].view(words.shape).to(target.device)
             words |= data.to(words.dtype) << (8 * plane)
         target.copy_(words.permute(0, 3, 1, 2))
 

@@ -7,21 +7,24 @@ recent ones are kept exactly. What cannot be coded is stored losslessly, and the
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
 from kvtcd.codec.coded import VERSION, Coder
-from kvtcd.codec.exact import encode_exact
+from kvtcd.codec.exact import to_planes
 from kvtcd.codec.lossless import Lossless, check_raw
-from kvtcd.codec.ports import Encoded, Reason
+from kvtcd.codec.ports import Encoder, Reason, Symbols
 from kvtcd.codec.profile import Profile
+from kvtcd.codec.sections import Scratch
 from kvtcd.codec.transform import views
-from kvtcd.core.blob import BasisId, CodecId, Header, assemble
+from kvtcd.core.blob import BasisId, CodecId, Header
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
 
 
-class Kvtc:
+class Kvtc(Encoder):
     """Encoder of one layout, profile and ratio.
 
     Args:
@@ -50,13 +53,17 @@ class Kvtc:
         self._lossless = Lossless(layout)
         self._ratio, self._sinks, self._window = ratio, sinks, window
 
-    def encode(self, raw: Tensor, *, tokens: int, first_token: int | None, after: int) -> Encoded:
-        """Encode a block; see `Encoder`."""
+    def analyze(
+        self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
+    ) -> Symbols:
+        """Transform and quantise a block; see `Encoder`."""
         check_raw(raw, self._layout, tokens)
 
-        def losslessly(reason: Reason) -> Encoded:
-            encoded = self._lossless.encode(raw, tokens=tokens, first_token=first_token, after=after)
-            return Encoded(encoded.blob, encoded.codec, reason)
+        def losslessly(reason: Reason) -> Symbols:
+            symbols = self._lossless.analyze(
+                raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch
+            )
+            return dataclasses.replace(symbols, reason=reason)
 
         if first_token is None:
             return losslessly(Reason.POSITION)
@@ -65,8 +72,8 @@ class Kvtc:
         if start >= end:
             return losslessly(Reason.WINDOW)
         block = views(raw, self._layout, tokens)
-        coded = self._coder.encode(
-            block, self._ratio, start=start, count=end - start, first_token=first_token
+        coded = self._coder.analyze(
+            block, self._ratio, start=start, count=end - start, first_token=first_token, scratch=scratch
         )
         if isinstance(coded, Reason):
             return losslessly(coded)
@@ -82,6 +89,6 @@ class Kvtc:
             plan=self._ratio,
             profile=self._coder.profile.digest,
         )
-        head = encode_exact(block, 0, start) if start else []
-        tail = encode_exact(block, end, tokens - end) if end < tokens else []
-        return Encoded(assemble(header, [*head, *coded, *tail]), CodecId.KVTC)
+        head = to_planes(block, 0, start, scratch) if start else []
+        tail = to_planes(block, end, tokens - end, scratch) if end < tokens else []
+        return Symbols(header, [*head, *coded, *tail])

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kvtcd.codec.exact import decode_exact, encode_exact
-from kvtcd.codec.ports import Encoded
-from kvtcd.codec.sections import by_run
+from kvtcd.codec.exact import exact_sizes, from_planes, to_planes
+from kvtcd.codec.ports import BlobDecoder, Encoder, Symbols
+from kvtcd.codec.sections import Scratch, by_run, check_runs, require
 from kvtcd.codec.transform import views
-from kvtcd.core.blob import Blob, CodecId, Header, assemble
+from kvtcd.core.blob import Blob, CodecId, Header
 from kvtcd.core.errors import BadField, BlockMismatch
 from kvtcd.core.layout import Layout
 
 _VERSION = 1
 
 
-class Lossless:
+class Lossless(Encoder, BlobDecoder):
     """Encoder and decoder of one layout."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def encode(self, raw: Tensor, *, tokens: int, first_token: int | None, after: int) -> Encoded:  # noqa: ARG002 - `after` changes nothing where all is exact
-        """Encode a block; see `Encoder`."""
+    def analyze(
+        self,
+        raw: Tensor,
+        *,
+        tokens: int,
+        first_token: int | None,
+        after: int,  # noqa: ARG002 - it changes nothing where all is exact
+        scratch: Scratch,
+    ) -> Symbols:
+        """Take a block apart into byte planes; see `Encoder`."""
         check_raw(raw, self._layout, tokens)
         header = Header(
             codec=CodecId.LOSSLESS,
@@ -33,18 +41,22 @@ class Lossless:
             raw_bytes=raw.numel(),
             first_token=first_token,
         )
-        sections = encode_exact(views(raw, self._layout, tokens), 0, tokens)
-        return Encoded(assemble(header, sections), CodecId.LOSSLESS)
+        return Symbols(header, to_planes(views(raw, self._layout, tokens), 0, tokens, scratch))
 
-    def decode(self, blob: Blob, out: Tensor) -> None:
-        """Decode a block; see `BlobDecoder`."""
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with the layout; see `BlobDecoder`."""
         check_blob(blob, self._layout, CodecId.LOSSLESS, _VERSION)
-        tokens = blob.header.tokens
+        runs = check_runs(blob)
+        if len(runs) != 1:
+            raise BadField("blob", f"a lossless block has one run of tokens, not {len(runs)}")
+        require(runs[0, blob.header.tokens], exact_sizes(self._layout, blob.header.tokens))
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Put a block together from its byte planes; see `BlobDecoder`."""
+        tokens = symbols.header.tokens
         check_raw(out, self._layout, tokens)
-        found = by_run(blob)
-        if len(found) != 1:
-            raise BadField("blob", f"a lossless block has one run of tokens, not {len(found)}")
-        decode_exact(blob, found[0, tokens], views(out, self._layout, tokens), 0, tokens)
+        found = by_run(symbols.sections)[0, tokens]
+        from_planes(found, views(out, self._layout, tokens), 0, tokens)
 
 
 def check_raw(raw: Tensor, layout: Layout, tokens: int) -> None:

@@ -1,14 +1,25 @@
-"""What every codec offers, and what it returns."""
+"""What every codec offers, and what it returns.
+
+A codec has two halves, so that a pipeline can run each on a thread of its own. The tensor half works where
+raw blocks lie, the entropy half on bytes in host memory; `Symbols` are what passes between them::
+
+    raw --analyze--> symbols --deflate--> blob --inflate--> symbols --synthesize--> raw
+
+`Encoder.encode` and `BlobDecoder.decode` are the two halves one after the other.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from torch import Tensor
 
-from kvtcd.core.blob import Blob, CodecId
+from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.sections import Plain, Scratch, deflated, inflated
+from kvtcd.core.blob import Blob, CodecId, Header
 
 
 class Reason(StrEnum):
@@ -25,6 +36,21 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Symbols:
+    """A block between the two halves of its codec: the sections of its blob without their entropy coding.
+
+    Attributes:
+        header: of the blob.
+        sections: in the order of the blob; their bytes lie in the `Scratch` they were made with.
+        reason: why the codec is not the one asked for, if so.
+    """
+
+    header: Header
+    sections: Sequence[Plain]
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A blob, the codec it was written with, and why that is not the one asked for."""
 
@@ -33,32 +59,73 @@ class Encoded:
     reason: Reason | None = None
 
 
+def deflate(symbols: Symbols) -> Encoded:
+    """Write a blob: the entropy half of every encoder. The symbols are not used after it returns."""
+    blob = deflated(symbols.header, symbols.sections)
+    return Encoded(blob, symbols.header.codec, symbols.reason)
+
+
 class Encoder(Protocol):
     """Raw block to blob."""
 
-    def encode(self, raw: Tensor, *, tokens: int, first_token: int | None, after: int) -> Encoded:
-        """Encode a block.
+    def analyze(
+        self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
+    ) -> Symbols:
+        """Turn a block into symbols; the tensor half.
 
         Args:
             raw: flat uint8, the block as `core.layout` describes it, aligned for its element type.
             tokens: of the block.
             first_token: position of the first one in its sequence, if known.
             after: tokens known to follow the block in its sequence.
+            scratch: where the symbols go.
 
         Raises:
             BlockMismatch: `raw` has another length than `tokens` tokens of the layout.
         """
         ...
 
+    def encode(self, raw: Tensor, *, tokens: int, first_token: int | None, after: int) -> Encoded:
+        """Encode a block: `analyze`, then `deflate`."""
+        return deflate(
+            self.analyze(raw, tokens=tokens, first_token=first_token, after=after, scratch=HeapScratch())
+        )
+
 
 class BlobDecoder(Protocol):
     """Blob to raw block."""
 
-    def decode(self, blob: Blob, out: Tensor) -> None:
-        """Decode a blob into `out`, flat uint8 of the block's raw length, aligned for its element type.
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with its layout, and with what it was made with, before a chunk is inflated.
 
         Raises:
-            BlockMismatch: `out` has another length, or the blob is of another layout.
-            Corrupt: the blob contradicts itself, or what it was made with.
+            BlockMismatch: the blob is of another layout.
+            Corrupt: it contradicts itself, or what it was made with.
         """
         ...
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Turn the symbols of a checked blob into a block; the tensor half.
+
+        Args:
+            symbols: made by `inflate` of the same decoder.
+            out: flat uint8 of the block's raw length, aligned for its element type.
+
+        Raises:
+            BlockMismatch: `out` has another length.
+        """
+        ...
+
+    def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
+        """Check a blob and read its symbols; the entropy half.
+
+        Raises:
+            BlockMismatch: the blob is of another layout.
+            Corrupt: the blob contradicts itself, or what it was made with, or is damaged.
+        """
+        self.check(blob)
+        return Symbols(blob.header, inflated(blob, scratch))
+
+    def decode(self, blob: Blob, out: Tensor) -> None:
+        """Decode a block: `inflate`, then `synthesize`; raises what they raise."""
+        self.synthesize(self.inflate(blob, HeapScratch()), out)

@@ -1,4 +1,4 @@
-"""Sections of a blob as tensors, and the runs of tokens they make up.
+"""Sections of a blob before and after the entropy stage, and the runs of tokens they make up.
 
 A run of tokens is either exact (byte planes of every stream) or coded (codes and ranges of every stream). The
 sections a run must have follow from layout and plan alone, so a blob that says anything else is refused
@@ -7,14 +7,17 @@ before a chunk is inflated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvtcd.codec.entropy import deflate, inflate
-from kvtcd.core.blob import Blob, Kind, Run, Section
+from kvtcd.core.blob import Blob, Header, Kind, Run, Section, assemble
 from kvtcd.core.errors import BadField
 
 
@@ -26,25 +29,65 @@ class Part(NamedTuple):
     part: int
 
 
-def write(part: Part, start: int, count: int, data: Tensor) -> Run:
-    """Compress a contiguous uint8 tensor into a section of tokens ``start .. start + count - 1``."""
-    flat = data.cpu().numpy().data.cast("B")
-    return Run(part.kind, part.stream, part.part, start, count, len(flat), deflate(flat))
+class Scratch(Protocol):
+    """Memory for one block."""
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return so many bytes, aligned for every element type, that nobody else uses."""
+        ...
 
 
-def read(blob: Blob, section: Section) -> Tensor:
-    """Decompress a section into a flat uint8 tensor on the CPU.
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A section without its entropy coding: tokens ``start .. start + count - 1``, flat uint8 on the CPU."""
+
+    part: Part
+    start: int
+    count: int
+    data: Tensor
+
+
+def plain(part: Part, start: int, count: int, values: Tensor, scratch: Scratch) -> Plain:
+    """Copy the low byte of integer values, of any shape and on any device, into a section."""
+    data = torch.from_numpy(scratch.take(values.numel()))
+    data.view(values.shape).copy_(values)
+    return Plain(part, start, count, data)
+
+
+def deflated(header: Header, sections: Iterable[Plain]) -> bytearray:
+    """Compress sections into a blob, in the order given."""
+    runs = []
+    for section in sections:
+        data = section.data.numpy().data
+        runs.append(Run(*section.part, section.start, section.count, len(data), deflate(data)))
+    return assemble(header, runs)
+
+
+def inflated(blob: Blob, scratch: Scratch) -> list[Plain]:
+    """Decompress every section of a blob, in its order.
 
     Raises:
-        BadChecksum, BadField: the section is damaged.
+        BadChecksum, BadField: a section is damaged.
     """
-    out = torch.empty(section.raw_bytes, dtype=torch.uint8)
-    inflate(blob, section, out.numpy().data)
-    return out
+    sections = []
+    for section in blob.sections:
+        data = scratch.take(section.raw_bytes)
+        inflate(blob, section, data.data)
+        part = Part(section.kind, section.stream, section.part)
+        sections.append(Plain(part, section.token_start, section.token_count, torch.from_numpy(data)))
+    return sections
 
 
-def by_run(blob: Blob) -> dict[tuple[int, int], dict[Part, Section]]:
-    """Sort the sections by run: (first token, tokens) -> part -> section.
+def by_run(sections: Iterable[Plain]) -> dict[tuple[int, int], dict[Part, Tensor]]:
+    """Sort what was inflated by run: (first token, tokens) -> part -> flat uint8."""
+    runs: dict[tuple[int, int], dict[Part, Tensor]] = {}
+    for section in sections:
+        runs.setdefault((section.start, section.count), {})[section.part] = section.data
+    return runs
+
+
+def check_runs(blob: Blob) -> dict[tuple[int, int], dict[Part, Section]]:
+    """Sort the sections of a blob by run: (first token, tokens) -> part -> section.
 
     Raises:
         BadField: the runs do not make up the block, or a section occurs twice.
