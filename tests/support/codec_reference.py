@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from support.codec_world import World
 
-Array = "NDArray[np.float64]"
-
 
 def content(blob: Blob, kind: Kind, stream: int, part: int, start: int) -> bytes:
     """Uncompressed bytes of one section."""
