@@ -16,6 +16,7 @@ from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
 from kvtcd.codec import choose
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.scratch import HeapScratch
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Tier
@@ -25,9 +26,9 @@ from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.replacement import Lru
 from kvtcd.core.residency import Shelf
 from kvtcd.engine.driver import Driver
-from kvtcd.engine.lanes import Lane
+from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Lanes, Mover
+from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.ports import Codec
 from kvtcd.engine.service import Service
@@ -37,8 +38,6 @@ from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.state import StateDirectory
 
 _log = logging.getLogger(__name__)
-FETCHERS = 2
-"""Threads that read records: two hide the disk behind the checks."""
 DRAIN_SHARE, FLUSH_SHARE = 0.3, 0.5
 """Shares of ``daemon.stop_seconds`` for ending requests, and then for writing what only the host has."""
 
@@ -77,9 +76,17 @@ def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]
     if config.disk.capacity:
         shelves[Tier.DISK] = Shelf(config.disk.capacity, marks.disk.high, marks.disk.low, Lru())
     metrics, registry = Metrics(), Registry()
-    lanes = Lanes(promote=Lane("promote"), demote=Lane("demote"), fetch=Lane("fetch", FETCHERS))
+    stages, lane = on_threads(), Lane("profiles")
     catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)))
-    driver = Driver(catalog, memory, Mover(memory, Put, lanes, metrics, footprint), registry, metrics)
+    mover = Mover(
+        memory=memory,
+        put_record=Put,
+        stages=stages,
+        scratch=HeapScratch,
+        metrics=metrics,
+        footprint=footprint,
+    )
+    driver = Driver(catalog, memory, mover, registry, metrics)
     profiles = ProfileFolder(config.codec.profiles)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
@@ -89,9 +96,10 @@ def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]
         return Environment(state.tenant(tag), quota=config.disk.capacity)
 
     tenancy = Tenancy(
-        driver, registry, fetch=lanes.fetch, metrics=metrics, policies=policies, master=state.master_key(),
+        driver, registry, lane=lane, metrics=metrics, policies=policies, master=state.master_key(),
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
     )  # fmt: skip
+    lanes = (*stages.streams(), lane)
     service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
     return service, list(state.tenants())
 

@@ -83,18 +83,6 @@ class NamespaceCodec:
         """Begin to unpack a blob; see `BlobDecoder` and `Decoder`."""
         return Inflated(self._decoder.inflate(blob, scratch), self._decoder)
 
-    def encode(
-        self, raw: npt.NDArray[np.uint8], *, tokens: int, first_token: int | None, after: int
-    ) -> Encoded:
-        """Pack a block: both halves."""
-        return self._encoder.encode(
-            torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after
-        )
-
-    def decode(self, blob: Blob, out: npt.NDArray[np.uint8]) -> None:
-        """Unpack a blob: both halves."""
-        self._decoder.decode(blob, torch.from_numpy(out))
-
 
 class Decoder(BlobDecoder):
     """Decodes every blob of a layout, whichever codec, profile and plan wrote it.

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
+
+from kvtcd.engine.streams import Stage, Stages, Watch, came
 
 P = ParamSpec("P")
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Lane:
-    """One thread, or a few that share a queue, with a name.
+    """One thread with a name, which runs calls in order: the `Stream` of a host without a GPU.
 
     Args:
         name: shown as ``kvtcd-<name>`` in thread listings.
-        threads: more than one only for calls that need no order among them.
     """
 
-    def __init__(self, name: str, threads: int = 1) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=f"kvtcd-{name}")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}")
         self._running: deque[None] = deque()  # appended and popped atomically by several threads
 
     @property
@@ -30,16 +33,62 @@ class Lane:
         """Calls submitted and not yet ended."""
         return len(self._running)
 
+    def submit(
+        self,
+        call: Callable[[T], U],
+        after: Future[T],
+        watch: Watch | None = None,
+    ) -> Future[U]:
+        """Queue a call of what `after` yields; see `Stream`."""
+        return self._submit(_follow, call, after, watch)
+
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call on this lane.
 
         Cancelling the caller does not stop the call: what it does to a tier ends as it would have.
         """
+        event = self._submit(call, *args, **kwargs)
+        await came(event)
+        return event.result()
+
+    async def close(self) -> None:
+        """Wait for what was submitted, then end the thread."""
+        await asyncio.to_thread(self._pool.shutdown)
+
+    def _submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         self._running.append(None)
         future = self._pool.submit(call, *args, **kwargs)
         future.add_done_callback(lambda _: self._running.pop())
-        return await asyncio.shield(asyncio.wrap_future(future))
+        return future
 
-    async def close(self) -> None:
-        """Wait for what was submitted, then end the threads."""
-        await asyncio.to_thread(self._pool.shutdown)
+
+def _follow(call: Callable[[T], U], after: Future[T], watch: Watch | None) -> U:
+    value = after.result()
+    if watch is None:
+        return call(value)
+    begin = time.perf_counter()
+    try:
+        return call(value)
+    finally:
+        watch(begin, time.perf_counter())
+
+
+def on_threads() -> Stages:
+    """Return the stages of a host without a GPU.
+
+    There is a thread for the disk, one for each half of the codec, either way; what takes no time beside its
+    neighbour shares its neighbour's thread: changes of threads add to the latency of a single block.
+    """
+    inflate, synthesize = Lane("inflate"), Lane("synthesize")
+    analyze, deflate = Lane("analyze"), Lane("deflate")
+    return Stages(
+        read=Stage("read", Lane("read")),
+        check=Stage("check", inflate),
+        inflate=Stage("inflate", inflate),
+        synthesize=Stage("synthesize", synthesize),
+        scatter=Stage("scatter", synthesize),
+        gather=Stage("gather", analyze),
+        analyze=Stage("analyze", analyze),
+        deflate=Stage("deflate", deflate),
+        seal=Stage("seal", deflate),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from kvtcd.core.events import Reason, Tier
+from kvtcd.engine.timeline import Span
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -30,8 +31,8 @@ class Metrics:
             "internal_errors", "Unexpected failures in the background", "where"
         )
         self.quarantined = self._counter("quarantined_environments", "Disk environments set aside as damaged")
-        self.codec_seconds = Histogram(
-            "kvtcd_codec_seconds", "Time to pack or unpack one block", ["direction"],
+        self.stage_seconds = Histogram(
+            "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],
             buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
@@ -46,6 +47,10 @@ class Metrics:
     def moved(self, source: Tier, target: Tier, outcome: Reason | None) -> None:
         """Note the end of a move; `outcome` None is success."""
         self.moves.labels(f"{source}-{target}", outcome or "moved").inc()
+
+    def staged(self, span: Span) -> None:
+        """Note the end of a stage."""
+        self.stage_seconds.labels(span.pipeline, span.stage).observe(span.end - span.begin)
 
     def text(self) -> bytes:
         """Return everything in the Prometheus text format."""

@@ -30,12 +30,6 @@ class Memory(Protocol):
     def pieces(self, key: RecordKey) -> Sequence[Bytes]:
         """Return the writable bytes of a block in order."""
 
-    def gather(self, key: RecordKey) -> Bytes:
-        """Return a block as one array, in place if it is one piece."""
-
-    def scatter(self, key: RecordKey, data: Bytes) -> None:
-        """Copy one array over the pieces of a block."""
-
 
 class StoredRecord(Protocol):
     """One row of a scan."""
@@ -69,8 +63,32 @@ class Packed(Protocol):
         """Why it is not the one that was asked for, if so."""
 
 
+class Scratch(Protocol):
+    """Memory for one block in flight, used again for the next. One thread at a time."""
+
+    def take(self, nbytes: int) -> Bytes:
+        """Return so many bytes that nobody else uses until `clear`."""
+
+    def clear(self) -> None:
+        """Take everything back."""
+
+
+class Analyzed(Protocol):
+    """A block on its way down, between the two halves of its codec."""
+
+    def deflate(self) -> Packed:
+        """Do the entropy half: write the blob."""
+
+
+class Inflated(Protocol):
+    """A block on its way up, between the two halves of its codec."""
+
+    def synthesize(self, out: Bytes) -> None:
+        """Do the tensor half: write the block."""
+
+
 class Codec(Protocol):
-    """Raw block <-> blob, for one namespace. Blocking; called from codec lanes only."""
+    """Raw block <-> blob, for one namespace. Blocking; called from streams only."""
 
     @property
     def name(self) -> str:
@@ -80,11 +98,13 @@ class Codec(Protocol):
     def reason(self) -> str | None:
         """Why it is not what the policy asks for, if so."""
 
-    def encode(self, raw: Bytes, *, tokens: int, first_token: int | None, after: int) -> Packed:
-        """Pack a block of which `after` tokens are known to follow."""
+    def analyze(
+        self, raw: Bytes, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
+    ) -> Analyzed:
+        """Begin to pack a block of which `after` tokens are known to follow: the tensor half."""
 
-    def decode(self, blob: Blob, out: Bytes) -> None:
-        """Unpack a blob of this namespace's layout.
+    def inflate(self, blob: Blob, scratch: Scratch) -> Inflated:
+        """Begin to unpack a blob of this namespace's layout: the entropy half.
 
         Raises:
             Corrupt: it breaks a rule of its format.

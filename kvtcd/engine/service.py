@@ -19,11 +19,11 @@ from kvtcd.core.messages import BlockMatch, BlockResult
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.matching import Matcher
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Lanes
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.stats import Stats, TierStats
+from kvtcd.engine.streams import Stream
 from kvtcd.engine.tenancy import Tenancy
 
 _log = logging.getLogger(__name__)
@@ -38,12 +38,12 @@ class Service:
         driver: owns the catalog.
         memory: the host tier.
         tenancy: tenants and namespaces.
-        lanes: threads of the mover, closed at the end.
+        lanes: threads that blocks are moved on, closed at the end.
         metrics: shown by `metrics_text`.
     """
 
     def __init__(
-        self, *, driver: Driver, memory: Memory, tenancy: Tenancy, lanes: Lanes, metrics: Metrics
+        self, *, driver: Driver, memory: Memory, tenancy: Tenancy, lanes: Sequence[Stream], metrics: Metrics
     ) -> None:
         self.boot_id = secrets.token_hex(8)
         self.metrics = metrics
@@ -83,7 +83,7 @@ class Service:
                         _log.warning("%d blocks of %s were not written", lost, namespace.name)
         await self._driver.idle()
         await self._tenancy.close()
-        for lane in self._lanes.all():
+        for lane in self._lanes:
             await lane.close()
 
     # Namespaces ----------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Service:
             self.metrics.capacity.labels(tier).set(sums.capacity)
         self.metrics.blocks.set(stats.blocks)
         self.metrics.waiting.set(stats.waiting)
-        for lane in self._lanes.all():
+        for lane in self._lanes:
             self.metrics.queue.labels(lane.name).set(lane.pending)
         return self.metrics.text()
 

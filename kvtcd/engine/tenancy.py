@@ -31,7 +31,7 @@ class Tenancy:
     Args:
         driver: owns the catalog.
         registry: shared with the driver.
-        fetch: lane on which profiles are read.
+        lane: on which profiles are read.
         metrics: told of what is refused.
         policies: in order; the last one fits everything.
         master: the master key.
@@ -44,7 +44,7 @@ class Tenancy:
         driver: Driver,
         registry: Registry,
         *,
-        fetch: Lane,
+        lane: Lane,
         metrics: Metrics,
         policies: tuple[Policy, ...],
         master: bytes,
@@ -52,7 +52,7 @@ class Tenancy:
         open_environment: Callable[[str], Environment] | None,
     ) -> None:
         self.registry = registry
-        self._driver, self._fetch, self._metrics = driver, fetch, metrics
+        self._driver, self._lane, self._metrics = driver, lane, metrics
         self._policies, self._master, self._codecs = policies, master, codecs
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
@@ -161,7 +161,7 @@ class Tenancy:
 
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
         policy = governing(self._policies, namespace=name, engine=identity.engine, model=identity.model)
-        codec = await self._fetch.run(self._codecs, identity, policy.codec)
+        codec = await self._lane.run(self._codecs, identity, policy.codec)
         if codec.reason:
             _log.warning("namespace %s is packed with %s: %s", name, codec.name, codec.reason)
         return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,6 +13,7 @@ from kvtcd.core.errors import KvtcdError
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.ports import Environment
+from kvtcd.engine.streams import Watch
 
 MAX_RECORDS = 8
 MAX_BYTES = 32 << 20
@@ -28,6 +30,7 @@ class _Write:
     put: object | None
     drop: RecordKey | None
     nbytes: int
+    watch: Watch | None
     done: asyncio.Future[None]
 
 
@@ -50,13 +53,13 @@ class Writer:
         """Writes that wait; bounded by the moves the catalog lets run, plus drops."""
         return self._queue.qsize()
 
-    async def put(self, record: object, nbytes: int) -> None:
-        """Store a record; return once its transaction is committed.
+    async def put(self, record: object, nbytes: int, watch: Watch | None = None) -> None:
+        """Store a record; return once its transaction, which `watch` is told of, is committed.
 
         Raises:
             StoreFailed: nothing was stored.
         """
-        await self._submit(record, None, nbytes)
+        await self._submit(record, None, nbytes, watch)
 
     async def drop(self, key: RecordKey) -> None:
         """Remove a record; return once its transaction is committed.
@@ -64,7 +67,7 @@ class Writer:
         Raises:
             StoreFailed: it is still there, after a few attempts.
         """
-        await self._submit(None, key, 0)
+        await self._submit(None, key, 0, None)
 
     async def exclusive(self, call: Callable[[Environment], T]) -> T:
         """Run a call on the writing thread, after what was committed before it."""
@@ -77,9 +80,11 @@ class Writer:
         await self._lane.run(self.environment.close)
         await self._lane.close()
 
-    async def _submit(self, put: object | None, drop: RecordKey | None, nbytes: int) -> None:
+    async def _submit(
+        self, put: object | None, drop: RecordKey | None, nbytes: int, watch: Watch | None
+    ) -> None:
         done = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(_Write(put, drop, nbytes, done))
+        self._queue.put_nowait(_Write(put, drop, nbytes, watch, done))
         await done
 
     async def _gather(self) -> None:
@@ -106,14 +111,24 @@ class Writer:
     async def _commit(self, group: list[_Write]) -> None:
         puts = [write.put for write in group if write.put is not None]
         drops = [write.drop for write in group if write.drop is not None]
+        watches = [write.watch for write in group if write.watch is not None]
         try:
-            await self._lane.run(self.environment.write, puts, drops)
+            await self._lane.run(self._write, puts, drops, watches)
         except KvtcdError as error:
             _log.warning("commit of %d records and %d drops: %s", len(puts), len(drops), error)
             _settle([write for write in group if write.put is not None], error)
             await self._drop_alone([write for write in group if write.drop is not None])
         else:
             _settle(group, None)
+
+    def _write(self, puts: list[object], drops: list[RecordKey], watches: list[Watch]) -> None:
+        begin = time.perf_counter()
+        try:
+            self.environment.write(puts, drops)
+        finally:
+            end = time.perf_counter()
+            for watch in watches:
+                watch(begin, end)
 
     async def _drop_alone(self, group: list[_Write]) -> None:
         """Drops are what makes room again, so they get a transaction of their own, and a second chance."""

@@ -49,15 +49,3 @@ class HostMemory:
     def pieces(self, key: RecordKey) -> Sequence[Bytes]:
         """Return the writable bytes of a block, in order; valid until `free`."""
         return [self._slab[offset : offset + nbytes] for offset, nbytes in self._blocks[key]]
-
-    def gather(self, key: RecordKey) -> Bytes:
-        """Return a block as one array: in place when it is one extent, else a copy."""
-        pieces = self.pieces(key)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-    def scatter(self, key: RecordKey, data: Bytes) -> None:
-        """Copy one array over the pieces of a block."""
-        start = 0
-        for piece in self.pieces(key):
-            np.copyto(piece, data[start : start + piece.size])
-            start += piece.size

@@ -166,13 +166,13 @@ async def test_what_comes_too_late_is_a_miss():
         soon = asyncio.get_running_loop().time() + 10
         await daemon.toy.service.demote(ns, [key(1)], b"", soon)
         (codec,) = daemon.toy.codecs
-        original = codec.decode
+        original = codec.inflate
 
-        def slow(blob, out):
+        def slow(blob, scratch):
             codec.gate.wait(10)
-            original(blob, out)
+            return original(blob, scratch)
 
-        codec.decode = slow
+        codec.inflate = slow
         codec.gate.clear()
         found = await get(daemon, [0, 1, 0], **{"Kvtcd-Deadline-Ms": "200"})
         codec.gate.set()

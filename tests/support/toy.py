@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core import blob as blobs
 from kvtcd.core.blob import CodecId, Header, Kind, Run
 from kvtcd.core.catalog import Catalog
@@ -23,9 +24,9 @@ from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.replacement import Lru
 from kvtcd.core.residency import Shelf
 from kvtcd.engine.driver import Driver
-from kvtcd.engine.lanes import Lane
+from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Lanes, Mover
+from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
@@ -34,7 +35,7 @@ from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.state import StateDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
@@ -65,6 +66,21 @@ class ToyPacked:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class _Analyzed:
+    deflate: Callable[[], ToyPacked]
+
+
+@dataclass(frozen=True)
+class _Inflated:
+    data: bytes
+
+    def synthesize(self, out) -> None:
+        if len(self.data) != len(out):
+            raise BadField("blob", "another length")
+        np.copyto(out, np.frombuffer(self.data, np.uint8))
+
+
 @dataclass
 class ToyCodec:
     """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break."""
@@ -79,23 +95,23 @@ class ToyCodec:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def encode(self, raw, *, tokens, first_token, after) -> ToyPacked:
+    def analyze(self, raw, *, tokens, first_token, after, scratch) -> _Analyzed:  # noqa: ARG002 - as in `Codec`
+        body = bytes(raw)
+        return _Analyzed(lambda: self.encode(body, tokens=tokens, first_token=first_token, after=after))
+
+    def inflate(self, blob, scratch) -> _Inflated:  # noqa: ARG002 - as in `Codec`
+        return _Inflated(zlib.decompressobj().decompress(blob.payload(blob.sections[0])))
+
+    def encode(self, body, *, tokens, first_token, after) -> ToyPacked:
         self.gate.wait(10)
         if self.fail:
             raise self.fail
-        body = bytes(raw)
         self.afters[body] = after
         packed = zlib.compress(body, 1)
         header = Header(
             CodecId.LOSSLESS, 1, LAYOUT.dtype, self.identity.layout.digest, tokens, len(body), first_token
         )
         return ToyPacked(blobs.assemble(header, [Run(Kind.RAW, 255, 0, 0, tokens, len(packed), data=packed)]))
-
-    def decode(self, blob, out) -> None:
-        data = zlib.decompressobj().decompress(blob.payload(blob.sections[0]))
-        if len(data) != len(out):
-            raise BadField("blob", "another length")
-        np.copyto(out, np.frombuffer(data, np.uint8))
 
 
 @dataclass
@@ -125,9 +141,17 @@ async def toy_service(
     shelves = {Tier.HOST: Shelf(memory.capacity, policy.host.high, policy.host.low, Lru(), granule=GRANULE)}
     if disk:
         shelves[Tier.DISK] = Shelf(disk, policy.disk.high, policy.disk.low, Lru())
-    lanes = Lanes(Lane("promote"), Lane("demote"), Lane("fetch", 2))
+    stages, lane = on_threads(), Lane("profiles")
     catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096))
-    driver = Driver(catalog, memory, Mover(memory, Put, lanes, metrics, footprint), registry, metrics)
+    mover = Mover(
+        memory=memory,
+        put_record=Put,
+        stages=stages,
+        scratch=HeapScratch,
+        metrics=metrics,
+        footprint=footprint,
+    )
+    driver = Driver(catalog, memory, mover, registry, metrics)
     codecs: list[ToyCodec] = []
 
     def codec(identity, _choice) -> ToyCodec:
@@ -137,13 +161,14 @@ async def toy_service(
     tenancy = Tenancy(
         driver,
         registry,
-        fetch=lanes.fetch,
+        lane=lane,
         metrics=metrics,
         policies=(policy,),
         master=master,
         codecs=codec,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
     )
+    lanes = (*stages.streams(), lane)
     service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
     try:
         await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))

@@ -1,4 +1,4 @@
-"""Host memory: what is scattered is gathered, block by block."""
+"""Host memory: every block keeps its bytes, in however many pieces it lies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ def test_blocks_keep_their_bytes_even_in_pieces() -> None:
         memory.free(key(number))
     data = rng.integers(0, 256, 3 * GRANULE - 5, dtype=np.uint8)
     memory.allocate(key(9), data.size)
-    memory.scatter(key(9), data)
+    parts = np.split(data, [GRANULE, 2 * GRANULE])
+    for piece, part in zip(memory.pieces(key(9)), parts, strict=True):
+        piece[:] = part
+    for number in (1, 3, 5):
+        (piece,) = memory.pieces(key(number))
+        assert piece.size == GRANULE
+        piece[:] = number
 
-    assert len(memory.pieces(key(9))) == 3
-    assert np.array_equal(memory.gather(key(9)), data)
-    assert memory.gather(key(1)).size == GRANULE
+    assert np.array_equal(np.concatenate(memory.pieces(key(9))), data)
 
 
-def test_a_block_in_one_piece_is_gathered_in_place() -> None:
+def test_a_block_is_one_piece_where_there_is_room_for_it() -> None:
     memory = HostMemory(4 * GRANULE + 17)
     memory.allocate(key(1), 2 * GRANULE)
-    memory.gather(key(1))[:] = 7
+    (piece,) = memory.pieces(key(1))
 
     assert memory.capacity == 4 * GRANULE
-    assert (memory.pieces(key(1))[0] == 7).all()
+    assert piece.size == 2 * GRANULE
 
 
 def test_more_than_there_is_is_refused() -> None:

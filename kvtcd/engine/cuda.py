@@ -1,0 +1,122 @@
+"""A stream of a CUDA device: calls launch work in order, events are those of the device.
+
+A thread launches, so that the event loop never touches CUDA: first launches, allocations and the end of
+events can block. Another thread, the reaper, sleeps until the device has come to the end of a call; nobody
+polls. Between two CUDA streams the device waits, not the launching thread; behind a call on a thread the
+launching thread waits.
+
+Memory that a call allocates for its result belongs to its stream, and is used by the next one: whoever
+submits a chain keeps the events, and with them the results, until the last one has come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+
+from kvtcd.engine.streams import Watch
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class _Launched(NamedTuple, Generic[T]):
+    """What a call returned, and the mark in its stream behind the work it launched."""
+
+    value: T
+    mark: torch.cuda.Event
+
+
+class CudaEvent(Future[T]):
+    """Comes when the device is done; `launched` comes when the call that launches the work has returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: Future[_Launched[T]] = Future()
+
+
+class CudaStream:
+    """One stream of a device, the thread that launches on it, and its reaper: a `Stream`.
+
+    Args:
+        name: the threads are called ``kvtcd-<name>`` and ``kvtcd-<name>-reaper``.
+        device: of the stream.
+        priority: as torch counts: lower numbers go first.
+    """
+
+    def __init__(self, name: str, device: torch.device, priority: int = 0) -> None:
+        self.name = name
+        self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]  # torch says no types
+        self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}")
+        self._reaper = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}-reaper")
+        self._running: deque[None] = deque()
+
+    @property
+    def pending(self) -> int:
+        """Calls submitted whose work is not done."""
+        return len(self._running)
+
+    def submit(self, call: Callable[[T], U], after: Future[T], watch: Watch | None = None) -> CudaEvent[U]:
+        """Queue a call of what `after` yields; see `Stream`."""
+        event: CudaEvent[U] = CudaEvent()
+        self._running.append(None)
+        event.add_done_callback(lambda _: self._running.pop())
+        self._launcher.submit(self._launch, call, after, watch, event)
+        return event
+
+    async def close(self) -> None:
+        """Wait for what was submitted, then end the threads."""
+        for threads in (self._launcher, self._reaper):
+            await asyncio.to_thread(threads.shutdown)
+
+    def _launch(
+        self, call: Callable[[T], U], after: Future[T], watch: Watch | None, event: CudaEvent[U]
+    ) -> None:
+        outcome: Future[U] = Future()
+        # Blocking: who waits for it sleeps.
+        mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
+        begin = 0.0
+        with torch.cuda.stream(self._stream):
+            try:
+                value = self._behind(after)
+                begin = time.perf_counter()
+                outcome.set_result(call(value))
+            except BaseException as error:  # noqa: BLE001 - it ends the event, as in a thread pool
+                outcome.set_exception(error)
+            mark.record(self._stream)
+        if outcome.exception() is None:
+            event.launched.set_result(_Launched(outcome.result(), mark))
+        self._reaper.submit(self._reap, mark, outcome, watch if begin else None, begin, event)
+
+    def _behind(self, after: Future[T]) -> T:
+        """Let the stream wait for an event, or wait for it here; return what it yields."""
+        if not isinstance(after, CudaEvent):
+            return after.result()
+        launched: _Launched[T] = after.launched.result()
+        self._stream.wait_event(launched.mark)
+        return launched.value
+
+    @staticmethod
+    def _reap(
+        mark: torch.cuda.Event, outcome: Future[U], watch: Watch | None, begin: float, event: CudaEvent[U]
+    ) -> None:
+        """Wait for the device; only then has a call ended that failed after it had launched something."""
+        error = outcome.exception()
+        try:
+            mark.synchronize()
+        except RuntimeError as fault:
+            error = error or fault
+        if watch is not None:
+            watch(begin, time.perf_counter())
+        if error is None:
+            event.set_result(outcome.result())
+            return
+        if not event.launched.done():
+            event.launched.set_exception(error)
+        event.set_exception(error)

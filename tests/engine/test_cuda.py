@@ -1,0 +1,106 @@
+"""Launches, marks and the reaper: on a stand-in for the device, and the order of events on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+from support import fake_cuda
+
+from kvtcd.engine.cuda import CudaStream
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.streams import came, occurred
+
+pytestmark = pytest.mark.asyncio
+DEVICE = torch.device("cuda")
+PATIENCE = 10
+
+
+async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch)
+    one, two, gate, log = CudaStream("one", DEVICE), CudaStream("two", DEVICE), threading.Event(), []
+
+    def first(value: int) -> int:
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE), log.append("first")))
+        return value + 1
+
+    def second(value: int) -> int:
+        fake_cuda.launch(lambda: log.append("second"))
+        return value * 10
+
+    begun = one.submit(first, occurred(1))
+    ended = two.submit(second, begun)
+    await came(ended.launched)
+    before = begun.done(), ended.done(), list(log), one.pending, two.pending
+    gate.set()
+    await came(ended)
+    after = begun.result(), ended.result(), one.pending, two.pending
+    for stream in (one, two):
+        await stream.close()
+
+    assert before == (False, False, [], 1, 1)
+    assert after == (2, 20, 0, 0)
+    assert log == ["first", "second"]
+
+
+async def test_a_call_that_fails_behind_a_launch_ends_when_the_device_has_let_go(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch)
+    one, two, gate, log = CudaStream("one", DEVICE), CudaStream("two", DEVICE), threading.Event(), []
+
+    def fails(_: None) -> None:
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE), log.append("late")))
+        raise ValueError("half launched")
+
+    failed = one.submit(fails, occurred(None))
+    behind = two.submit(log.append, failed)
+    fine = one.submit(lambda value: value, occurred("fine"))
+    await asyncio.sleep(0.02)
+    before = failed.done(), behind.done()
+    gate.set()
+    for event in (failed, behind, fine):
+        await came(event)
+    for stream in (one, two):
+        await stream.close()
+
+    assert before == (False, False)
+    assert isinstance(failed.exception(), ValueError)
+    assert behind.exception() is failed.exception()
+    assert fine.result() == "fine"
+    assert log == ["late"]
+
+
+async def test_a_device_and_a_thread_wait_for_each_other(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch)
+    lane, stream, gate, log = Lane("lane"), CudaStream("one", DEVICE), threading.Event(), []
+    read = lane.submit(lambda _: gate.wait(PATIENCE) and 1, occurred(None))
+    worked = stream.submit(lambda value: fake_cuda.launch(lambda: log.append("device")) or value + 1, read)
+    copied = lane.submit(lambda value: log.append("thread") or value + 1, worked)
+    gate.set()
+    await came(copied)
+    for each in (lane, stream):
+        await each.close()
+
+    assert (copied.result(), log) == (3, ["device", "thread"])
+
+
+@pytest.mark.gpu
+async def test_events_are_those_of_the_device() -> None:
+    one, two = CudaStream("one", DEVICE), CudaStream("two", DEVICE)
+
+    def slow(_: None) -> torch.Tensor:
+        torch.cuda._sleep(500_000_000)  # cycles: tenths of a second
+        return torch.ones(1 << 20, device=DEVICE)
+
+    begun = one.submit(slow, occurred(None))
+    ended = two.submit(lambda ones: ones * 2, begun)
+    await came(ended.launched)
+    before = begun.done(), ended.done()
+    await came(ended)
+    total = float(ended.result().sum())
+    for stream in (one, two):
+        await stream.close()
+
+    assert before == (False, False)
+    assert total == 2 << 20

@@ -1,0 +1,66 @@
+"""A device of threads in place of CUDA: streams that work through queues, events in them.
+
+It shows that launching, waiting and reaping fit together, without a GPU; not that CUDA does what it says.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pytest
+
+_current = threading.local()
+
+
+def launch(kernel: Callable[[], object]) -> None:
+    """Let the device run a function in the current stream, later."""
+    _current.stream.work.put(kernel)
+
+
+class _Stream:
+    def __init__(self, _device: torch.device, _priority: int = 0) -> None:
+        self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=_device_loop, args=(self.work,), daemon=True).start()
+        weakref.finalize(self, self.work.put, None)
+
+    def wait_event(self, event: _Event) -> None:
+        self.work.put(event.flag.wait)
+
+
+class _Event:
+    def __init__(self, *, blocking: bool) -> None:
+        assert blocking, "who waits for it must sleep"
+        self.flag = threading.Event()
+
+    def record(self, stream: _Stream) -> None:
+        stream.work.put(self.flag.set)
+
+    def synchronize(self) -> None:
+        assert self.flag.wait(10)
+
+
+def _device_loop(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (kernel := work.get()) is not None:
+        kernel()
+
+
+@contextmanager
+def _stream(stream: _Stream) -> Iterator[None]:
+    _current.stream = stream
+    yield
+    del _current.stream
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put it in CUDA's place until the test ends."""
+    for name, stand_in in (("Stream", _Stream), ("Event", _Event), ("stream", _stream)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
