@@ -29,7 +29,11 @@ class World:
     waiting: dict[int, ev.Event] = field(default_factory=dict)
     filling: list[RecordKey] = field(default_factory=list)
     reading: list[RecordKey] = field(default_factory=list)
+    moment: int = 0
+    """Events told so far."""
     born: dict[RecordKey, int] = field(default_factory=dict)
+    """When the put of each block was granted; one that waits may be granted after a later delete."""
+    asked: dict[int, int] = field(default_factory=dict)
     lost: int = 0
 
 
@@ -51,6 +55,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.ticket = 0
 
     def tell(self, event: ev.Event) -> None:
+        self.world.moment += 1
         for action in self.catalog.handle(event):
             match action:
                 case ev.Grant(ticket):
@@ -72,7 +77,7 @@ class CatalogMachine(RuleBasedStateMachine):
         match request:
             case ev.Put(_, key):
                 self.world.filling.append(key)
-                self.world.born[key] = self.ticket
+                self.world.born[key] = self.world.moment
             case ev.Get(_, key):
                 assert self.world.bytes_at.get((key, Tier.HOST)), "a reader finds bytes"
                 self.world.reading.append(key)
@@ -82,10 +87,12 @@ class CatalogMachine(RuleBasedStateMachine):
             case ev.Delete(ticket, keys):
                 for key in keys:
                     there = any(self.world.bytes_at.get((key, tier)) for tier in Tier)
-                    assert not there or self.world.born[key] > ticket, "what was deleted is gone"
+                    later = there and self.world.born[key] > self.world.asked[ticket]
+                    assert later or not there, "what was deleted is gone"
 
     def ask(self, request: ev.Event, ticket: int) -> None:
         self.world.waiting[ticket] = request
+        self.world.asked[ticket] = self.world.moment
         self.tell(request)
 
     def next_ticket(self) -> int:
@@ -184,7 +191,7 @@ class CatalogMachine(RuleBasedStateMachine):
         if disk is None or key in self.catalog.residents.entries or not disk.fits(nbytes):
             return
         self.world.bytes_at[key, Tier.DISK] = True
-        self.world.born[key] = self.next_ticket()
+        self.world.born[key] = self.world.moment
         self.tell(ev.Recovered(key, 1, nbytes, nbytes, nbytes, None))
 
     @invariant()
