@@ -202,6 +202,8 @@ class Residents:
         """Note that a copy is gone; a block without copies is forgotten."""
         entry, shelf = self.entries[key], self.shelves[tier]
         copy = entry.copies.pop(tier)
+        if tier is Tier.HOST:
+            entry.evict = False
         shelf.used -= copy.nbytes
         shelf.leaving -= copy.nbytes
         if not entry.copies:
@@ -215,7 +217,8 @@ class Residents:
         chosen: list[RecordKey] = []
         for key in self.shelves[tier].order.coldest() if excess > 0 else ():
             entry = self.entries[key]
-            if entry.transfer or (entry.pins and tier is Tier.HOST):
+            # Read, moving, or the copy that the host's is to leave for.
+            if entry.transfer or (entry.pins if tier is Tier.HOST else entry.evict):
                 continue
             chosen.append(key)
             excess -= entry.copies[tier].nbytes

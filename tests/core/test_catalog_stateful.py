@@ -224,6 +224,19 @@ class CatalogMachine(RuleBasedStateMachine):
         assert not self.world.moves
 
 
+def test_a_block_that_is_to_leave_the_host_keeps_its_disk_copy() -> None:
+    """Found by a long run: a demotion waited for ever when the disk copy went while readers held the host's."""
+    machine = CatalogMachine()
+    machine.start(host=4, disk=12, demotions=1, granule=1)
+    machine.recover(KEYS[0], 1)
+    machine.get(KEYS[0])
+    machine.finish(machine.world.moves[0], "moved", 0)
+    machine.settle([KEYS[0]], evict=True)
+    for number, nbytes in enumerate((3, 3, 3, 2), start=1):
+        machine.recover(KEYS[number], nbytes)
+    machine.teardown()
+
+
 CatalogMachine.TestCase.settings = settings(
     max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
