@@ -225,7 +225,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
 
 def test_a_block_that_is_to_leave_the_host_keeps_its_disk_copy() -> None:
-    """Found by a long run: a demotion waited for ever when the disk copy went while readers held the host's."""
+    """Found by a long run: a demotion waited for ever when the disk copy went under a held host copy."""
     machine = CatalogMachine()
     machine.start(host=4, disk=12, demotions=1, granule=1)
     machine.recover(KEYS[0], 1)
