@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvtcd import __version__
 from kvtcd.codec.profile import SUFFIX, store
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab import models, texts
@@ -93,7 +94,14 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
         UnsupportedCache, UnsupportedRope: the model cannot be calibrated.
     """
     identity, recipe = models.identity(loaded), texts.recipe()
-    made_of = [identity.weights, RECIPE_TOKENS, WINDOW, SAMPLE, [digest_of(text) for text in recipe]]
+    made_of = [
+        __version__,
+        identity.weights,
+        RECIPE_TOKENS,
+        WINDOW,
+        SAMPLE,
+        [digest_of(text) for text in recipe],
+    ]
     folder = models.cache_folder() / "profiles" / name_of(made_of)
     if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
         made = calibrate(

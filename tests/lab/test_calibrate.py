@@ -7,7 +7,9 @@ import pytest
 import torch
 from support.calibration import TEXTS, WINDOW, run, text, tiny_model
 from support.codec_world import rotated
+from typer.testing import CliRunner
 
+from kvtcd.cli import app
 from kvtcd.codec.profile import Profile, load
 from kvtcd.codec.rope import inverse_frequencies
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -202,3 +204,21 @@ def test_what_cannot_be_done_is_said_before_the_work(folder: Path, book: Path, t
         calibrated(folder, book, tokens=6 * 1024)
     with pytest.raises(Unavailable, match=r"device nonsense cannot be used"):
         calibrated(folder, book, device="nonsense")
+
+
+def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr(module, "command", lambda **options: given.update(options))
+    runner = CliRunner()
+    options = "--model m --text a.txt --text b.txt --tokens 4096 --seed 7 --rank 99 --threads 3 --device cuda"
+    result = runner.invoke(app, ["calibrate", *options.split(), "--out", "o", "--json", "j"])
+    assert result.exit_code == 0, result.output
+    assert given == {
+        "model": "m", "files": [Path("a.txt"), Path("b.txt")], "tokens": 4096, "seed": 7, "rank": 99,
+        "threads": 3, "device": "cuda", "out": Path("o"), "json": Path("j"),
+    }  # fmt: skip
+    runner.invoke(app, ["calibrate", "--model", "m"])
+    assert given == {
+        "model": "m", "files": [], "tokens": 65_536, "seed": 0, "rank": 10_000, "threads": None,
+        "device": "cpu", "out": None, "json": None,
+    }  # fmt: skip
