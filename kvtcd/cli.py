@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -147,6 +148,9 @@ def demo(
 
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr."""
+    # Before torch loads OpenMP: threads that wait for each other sleep instead of spinning. On cores shared
+    # with anything else, two spinning threads took fifty times as long as one for an eigendecomposition.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except KvtcdError as error:
