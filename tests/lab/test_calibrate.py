@@ -18,6 +18,7 @@ from kvtcd.lab import calibrate as module
 from kvtcd.lab import calibration, gather, models
 from kvtcd.lab.calibrate import command, profile_for
 from kvtcd.lab.capture import kv_rows
+from kvtcd.lab.checkpoint import Checkpoint
 from kvtcd.lab.models import LoadedModel
 
 IDENTITY = models.identity
@@ -122,8 +123,26 @@ def test_an_interrupted_calibration_goes_on_where_it_was(
     assert list(checkpoints.iterdir()) == []
 
 
-def test_a_rank_caps_the_components(loaded: LoadedModel, checkpoints: Path) -> None:
-    assert all(len(s.basis) <= 20 for s in run(loaded, checkpoints, rank=20).profile.streams.values())
+def test_a_rank_caps_the_components_and_what_it_cuts_off_is_lost(
+    loaded: LoadedModel, checkpoints: Path
+) -> None:
+    made = run(loaded, checkpoints, rank=20)
+    for name, stream in made.profile.streams.items():
+        assert len(stream.basis) <= 20
+        assert made.held_out[name].captured < 0.9
+        assert not stream.plans[64].groups  # 32 bits do not pay for one group
+        assert made.held_out[name].error[64] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_what_was_kept_of_other_windows_is_not_used(
+    loaded: LoadedModel, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of the same texts, as many and as long, but with a BOS in front."""
+    with_start = tiny_model(tmp_path / "other" / "model", start=(7,))
+    whole = run(with_start, checkpoints).data
+    monkeypatch.setattr(Checkpoint, "discard", lambda _: None)
+    run(loaded, checkpoints)
+    assert run(with_start, checkpoints).data == whole
 
 
 def test_profile_for_calibrates_once(

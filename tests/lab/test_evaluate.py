@@ -151,9 +151,15 @@ def test_errors_are_relative_to_the_energy_about_the_mean_before_rope(world, doc
     loaded, named, _ = world
     noise = torch.Generator().manual_seed(1)
     decoded = [block.raw.clone() for block in document.blocks]
-    for raw in decoded:
-        values = raw.view(torch.float32)
-        values += 0.01 * torch.randn(values.shape, generator=noise)
+    squared = {"k": 0.0, "v": 0.0}
+    for block, raw in zip(document.blocks, decoded, strict=True):
+        for stream, offset, nbytes in named.layout.spans(block.tokens):
+            values = raw[offset : offset + nbytes].view(torch.float32).view(4, block.tokens, -1)
+            before = values.clone()
+            values += 0.01 * torch.randn(values.shape, generator=noise)
+            first, last = max(4, block.first_token), min(72, block.first_token + block.tokens)
+            coded = slice(first - block.first_token, max(last - block.first_token, 0))
+            squared[stream.name] += float((values - before)[:, coded].double().square().sum())
     found = evaluate.errors(named, document.blocks, decoded)
     frequencies, _ = inverse_frequencies(named.rope)
     cache = prefill(loaded, TOKENS[:CONTEXT])
@@ -162,7 +168,7 @@ def test_errors_are_relative_to_the_energy_about_the_mean_before_rope(world, doc
         x = rotated(x, named.rope, -frequencies, 1.0, 0) if name == "k" else x
         coded = x[:, 4:72]
         energy = (coded - coded.mean(dim=1, keepdim=True)).square().sum()
-        assert found[name] == pytest.approx(0.01**2 * coded.numel() / float(energy), rel=0.05)
+        assert found[name] == pytest.approx(squared[name] / float(energy), rel=1e-5)
 
 
 def test_continuing_leaves_the_blocks_as_they_were(world, document) -> None:

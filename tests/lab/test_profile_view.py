@@ -21,17 +21,18 @@ PLANS = {
     8: Plan((Group(0, 1, 8), Group(1, 16, 4), Group(17, 16, 4), Group(40, 16, 2))),
     64: Plan(()),
 }
-SPECTRUM = torch.tensor([2.0**-n for n in range(56)])
+SPECTRUM = torch.tensor([0.95**n for n in range(56)])
+TOTAL = 20.0
 
 
 def by_hand() -> tuple[Profile, bytes]:
-    """Halving variances, of which the first 56 of 96 are kept; a gap from 33 to 39; a plan without groups."""
+    """Falling variances, of which the first 56 of 96 are kept; a gap from 33 to 39; a plan without groups."""
     streams = {
         name: StreamProfile(
             mean=torch.zeros(P),
             basis=torch.linalg.qr(torch.randn(P, P)).Q[:56].half(),
             spectrum=SPECTRUM.clone(),
-            total=2.5,
+            total=TOTAL,
             plans=PLANS,
         )
         for name in ("k", "v")
@@ -54,7 +55,7 @@ def test_energy_is_the_sum_of_variances_over_the_total() -> None:
     stream = by_hand()[0].streams["k"]
     assert [rank for rank, _ in energy(stream)] == [3, 6, 12, 24, 56]
     for rank, share in energy(stream):
-        assert share == pytest.approx((2 - 2.0 ** (1 - rank)) / 2.5, rel=1e-6)
+        assert share == pytest.approx((1 - 0.95**rank) / 0.05 / TOTAL, rel=1e-5)
 
 
 def test_widths_name_the_bits_of_every_component() -> None:
@@ -73,7 +74,7 @@ def test_figures_of_a_plan_are_those_of_its_groups() -> None:
         {"size": 16, "bits": 2, "count": 1},
     ]
     gap = float(SPECTRUM[33:40].sum())
-    assert plans[0]["energy"] == pytest.approx((float(SPECTRUM.sum()) - gap) / 2.5)
+    assert plans[0]["energy"] == pytest.approx((float(SPECTRUM.sum()) - gap) / TOTAL)
     assert plans[1] == {
         "ratio": 64, "bits_per_token": 0, "rank": 0, "energy": 0.0, "groups": [],
         "components": {"8": 0, "4": 0, "2": 0},
@@ -95,12 +96,13 @@ def test_the_command_shows_tables_and_writes_json(
         "600 tokens",
         "noise",
         "3 x 2 x 16",
-        "80.0%",
+        "94.3%",
         "fp8 1x1",
         "int4 16x2",
     ):
         assert expected in shown
-    assert "█▄▄▄" in shown  # each of 24 characters stands for two or three of 56 components
+    # Each of 24 characters stands for two or three of 56 components, and shows the finest of them.
+    assert "█" + 14 * "▄" + "  " + 7 * "▂" in shown
 
 
 def test_the_picture_has_a_bar_for_every_band_and_is_as_wide_as_its_streams(
