@@ -138,6 +138,7 @@ def test_what_was_kept_of_other_windows_is_not_used(
     loaded: LoadedModel, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows of the same texts, as many and as long, but with a BOS in front."""
+    monkeypatch.setattr("support.calibration.TEXTS", TEXTS[:2])
     with_start = tiny_model(tmp_path / "other" / "model", start=(7,))
     whole = run(with_start, checkpoints).data
     monkeypatch.setattr(Checkpoint, "discard", lambda _: None)
