@@ -22,7 +22,11 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 
 RECIPE_TOKENS = 32_768
-"""Tokens of the recipe for the profiles that `profile_for` makes."""
+"""Tokens of the recipe for the profiles that `profile_for` makes.
+
+SmolLM2 at ratio 16, over eight windows of four kinds of text: .0219, .0188 and .0172 nats per token of
+divergence with 16, 32 and 64 thousand tokens, for 140, 200 and 310 seconds of one busy core.
+"""
 
 
 def command(
