@@ -166,7 +166,7 @@ class Mover:
         stages, codec, layout = self._stages, namespace.codec, namespace.identity.layout
         async with self._promotions.enter() as flight:
             scratch, pieces = flight.slot, self._memory.pieces(key)
-            checked = flight.begin(stages.read, lambda: _read(key, tenant)).then(
+            checked = flight.begin(stages.read, lambda: _read(key, tenant, scratch)).then(
                 stages.check, lambda found: _check(found, key, tenant, layout)
             )
             placed = (
@@ -199,9 +199,9 @@ def _seal(packed: Packed, key: RecordKey, origin: Origin, tenant: Tenant) -> _Re
     return _Record(records.seal(tenant.keys, envelope), packed.blob)
 
 
-def _read(key: RecordKey, tenant: Tenant) -> tuple[bytes, Bytes]:
+def _read(key: RecordKey, tenant: Tenant, scratch: Scratch) -> tuple[bytes, Bytes]:
     assert tenant.writer is not None, "the catalog promotes only from a tier that exists"
-    found = tenant.writer.environment.read(key)
+    found = tenant.writer.environment.read(key, scratch.take)
     if found is None:
         raise Truncated("record", "is missing")
     return found

@@ -135,8 +135,8 @@ class Environment(Protocol):
     def write(self, puts: Sequence[Any], drops: Sequence[bytes]) -> None:
         """Drop, then put, in one transaction."""
 
-    def read(self, key: bytes) -> tuple[bytes, Bytes] | None:
-        """Return (envelope, blob), both copies."""
+    def read(self, key: bytes, take: Callable[[int], Bytes]) -> tuple[bytes, Bytes] | None:
+        """Return (envelope, blob), both copies, the blob in memory that `take` gives."""
 
     def scan(self) -> Iterator[StoredRecord]:
         """Yield what is stored."""

@@ -68,9 +68,9 @@ async def test_a_block_is_read_while_the_one_before_it_is_unpacked(tmp_path) -> 
         environment = toy.service._registry.tenants[TENANT].writer.environment
         read, inflate = environment.read, codec.inflate
 
-        def reading(key):
+        def reading(key, take):
             meetings.earlier_stage()
-            return read(key)
+            return read(key, take)
 
         def inflating(blob, scratch):
             meetings.later_stage()

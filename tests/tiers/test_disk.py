@@ -52,6 +52,15 @@ def test_blobs_of_every_kind_and_length_come_back(environment, nbytes, as_blob):
     assert blob.flags.owndata
 
 
+def test_a_blob_is_read_into_the_memory_that_is_given(environment):
+    content = np.random.default_rng(1).bytes(3 * CHUNK_BYTES + 5)
+    environment.write([Put(key_of(0), b"envelope", content)], [])
+    memory = np.full(len(content) + 10, 7, np.uint8)
+    _, blob = environment.read(key_of(0), lambda nbytes: memory[5 : 5 + nbytes])
+    assert np.shares_memory(blob, memory)
+    assert memory.tobytes() == b"\7" * 5 + content + b"\7" * 5
+
+
 def test_blobs_of_other_shapes_are_stored_by_their_bytes(environment):
     environment.write([Put(key_of(0), b"", np.arange(12, dtype="<u2").reshape(3, 4))], [])
     _, blob = environment.read(key_of(0))

@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from kvtcd.core.errors import StoreFailed, TooLarge
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import directories
@@ -21,7 +18,7 @@ from kvtcd.tiers.disk.gate import Gate
 from kvtcd.tiers.disk.generation import Generation, walk
 from kvtcd.tiers.disk.inspection import Condition, read_condition
 from kvtcd.tiers.disk.opening import build, close_clean, open_sound
-from kvtcd.tiers.disk.records import Put, Stored, check_key
+from kvtcd.tiers.disk.records import Bytes, Put, Stored, Take, check_key, fresh
 
 MAX_TRANSACTION = 256 << 20
 """Bytes of records in one transaction: LMDB keeps them all in memory until the commit."""
@@ -97,8 +94,12 @@ class Environment:
         with self._using("write") as generation:
             generation.write(puts, drops)
 
-    def read(self, key: bytes) -> tuple[bytes, npt.NDArray[np.uint8]] | None:
+    def read(self, key: bytes, take: Take = fresh) -> tuple[bytes, Bytes] | None:
         """Return (envelope, blob) of a record, both copies, or None when there is none.
+
+        Args:
+            key: of the record.
+            take: gives the memory for the blob.
 
         Raises:
             Corrupt: parts of the record are missing or too many; drop it.
@@ -106,7 +107,7 @@ class Environment:
         """
         check_key(key)
         with self._using("read") as generation:
-            return generation.read(key)
+            return generation.read(key, take)
 
     def scan(self) -> Iterator[Stored]:
         """Iterate over every record without its blob, in key order, in short transactions.

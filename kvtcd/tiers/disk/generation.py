@@ -13,17 +13,19 @@ from typing import TypeAlias
 
 import lmdb
 import numpy as np
-import numpy.typing as npt
 
 from kvtcd.core.errors import BadField, Corrupt, Truncated, Unavailable
 from kvtcd.tiers.disk.faults import Damaged, data_bytes, translated
 from kvtcd.tiers.disk.records import (
     KEY_BYTES,
+    Bytes,
     Put,
     Stored,
+    Take,
     chunk_key,
     chunk_lengths,
     footprint,
+    fresh,
     lengths,
     pack_header,
     unpack_header,
@@ -94,8 +96,8 @@ class Generation:
                         transaction.put(key, chunk, db=self._blob)
             self.used += need - freed
 
-    def read(self, key: bytes) -> tuple[bytes, npt.NDArray[np.uint8]] | None:
-        """Return (envelope, blob) of a record as copies, or None."""
+    def read(self, key: bytes, take: Take) -> tuple[bytes, Bytes] | None:
+        """Return (envelope, blob) of a record as copies, the blob in memory that `take` gives, or None."""
         with translated("read", self.path), self._lmdb.begin(buffers=True) as transaction:
             header = transaction.get(key, db=self._meta)
             if header is None:
@@ -103,7 +105,7 @@ class Generation:
             stored = unpack_header(key, header)
             # All chunks are there before memory is taken for the length that the header claims.
             chunks = self._chunks(transaction, stored)
-            blob = np.empty(stored.blob_bytes, np.uint8)
+            blob = take(stored.blob_bytes)
             begin = 0
             for chunk in chunks:
                 # numpy's copy lets other threads run; that of `bytes` or a slice stops them all.
@@ -135,7 +137,7 @@ class Generation:
             if not keep(stored.envelope):
                 continue
             with suppress(Corrupt):
-                if found := self.read(stored.key):
+                if found := self.read(stored.key, fresh):
                     batch.append(Put(stored.key, *found))
                     nbytes += batch[-1].footprint
             if nbytes >= _BATCH_BYTES:

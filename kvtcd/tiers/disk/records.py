@@ -8,7 +8,7 @@ page header, so freed space always fits the next chunk and the file does not fra
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +32,10 @@ _NODE_MAX = 2038
 _HEADER = struct.Struct("<4sQ")
 _MAGIC = b"kvR1"
 
-Blob = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Blob = bytes | bytearray | memoryview | Bytes
+Take = Callable[[int], Bytes]
+"""Gives so many bytes of memory to read a blob into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,11 @@ class Stored:
     def footprint(self) -> int:
         """Bytes this record occupies."""
         return footprint(len(self.envelope), self.blob_bytes)
+
+
+def fresh(nbytes: int) -> Bytes:
+    """Give new memory."""
+    return np.empty(nbytes, np.uint8)
 
 
 def check_key(key: bytes) -> None:
