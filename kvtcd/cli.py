@@ -27,6 +27,8 @@ policies = typer.Typer(help="Policy files.", no_args_is_help=True)
 app.add_typer(policies, name="policy")
 profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
 app.add_typer(profiles, name="profile")
+benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+app.add_typer(benches, name="bench")
 
 EXIT_CODES = {ConfigError: 2, Unavailable: 69, AlreadyRunning: 75}
 
@@ -144,6 +146,26 @@ def demo(
     from kvtcd.lab import demo as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(model=model, document=document, profile=profile, ratio=ratio, threads=threads, json=json)
+
+
+@benches.command("overlap")
+def bench_overlap(
+    *,
+    groups: Annotated[
+        list[int] | None, typer.Option(min=2, help="Blocks that move at once, several allowed; default: 8.")
+    ] = None,
+    disk_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
+    ] = 50,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline to this file, for chrome://tracing or Perfetto.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show how a slow disk and the codec hide each other when several blocks move."""
+    from kvtcd.lab import bench_overlap as lab  # noqa: PLC0415 - torch
+
+    lab.command(groups=groups or [8], disk_ms=disk_ms, trace=trace, json=json)
 
 
 def main() -> None:

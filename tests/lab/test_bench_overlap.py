@@ -1,0 +1,163 @@
+"""What the benchmark measures is seen in its own timeline; figures and trace have the keys others read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import defaultdict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from support.toy import IDENTITY, ToyCodec, block
+
+from kvtcd import cli
+from kvtcd.engine.timeline import Span
+from kvtcd.lab import bench_overlap
+from kvtcd.lab.bench_overlap import Row, longest, measure
+
+GROUPS, DISK, HALF = 6, 0.04, 0.025
+WAYS = {
+    "demote": ["gather", "analyze", "deflate", "seal", "commit"],
+    "promote": ["read", "check", "inflate", "synthesize", "scatter"],
+}
+
+
+class SleepyCodec(ToyCodec):
+    """Each half takes its time, without work that a busy machine would stretch."""
+
+    def analyze(self, raw, **place):
+        time.sleep(HALF)
+        return super().analyze(raw, **place)
+
+    def encode(self, body, **place):
+        time.sleep(HALF)
+        return super().encode(body, **place)
+
+    def inflate(self, blob, scratch):
+        time.sleep(HALF)
+        inflated = super().inflate(blob, scratch)
+
+        class Sleepy:
+            def synthesize(self, out):
+                time.sleep(HALF)
+                inflated.synthesize(out)
+
+        return Sleepy()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    raw = np.frombuffer(block(1), np.uint8)
+    return asyncio.run(
+        measure(
+            tmp_path_factory.mktemp("bench"), identity=IDENTITY, codec=SleepyCodec(IDENTITY), raw=raw,
+            groups=GROUPS, delay=DISK,
+        )
+    )  # fmt: skip
+
+
+def spans_of(result, way: str, part: slice) -> dict[str, list[Span]]:
+    """Spans by stage, in order of time; the first half of the blocks went one by one."""
+    found = defaultdict(list)
+    for span in sorted(result.spans, key=lambda span: span.begin):
+        if span.pipeline == way and span.block in range(2 * GROUPS)[part]:
+            found[span.stage].append(span)
+    return found
+
+
+SERIAL, PIPELINED = slice(0, GROUPS), slice(GROUPS, None)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_stage_of_every_block_is_there_in_order(result, way) -> None:
+    for part in (SERIAL, PIPELINED):
+        stages = spans_of(result, way, part)
+        assert set(stages) == set(WAYS[way])
+        for stage, row in stages.items():
+            assert [span.block for span in row] == list(range(2 * GROUPS)[part])
+            if stage != "commit":  # several records in one
+                assert all(left.end <= right.begin for left, right in pairwise(row))
+        for way_of_one in zip(*(stages[stage] for stage in WAYS[way]), strict=True):
+            assert all(left.end <= right.begin for left, right in pairwise(way_of_one))
+
+
+@pytest.mark.parametrize(
+    ("way", "ahead", "behind"), [("promote", "read", "synthesize"), ("demote", "analyze", "deflate")]
+)
+def test_neighbours_overlap_only_when_they_are_sent_together(result, way, ahead, behind) -> None:
+    """The next block is in an early stage before this one has left a later one."""
+
+    def overlaps(part: slice) -> int:
+        stages = spans_of(result, way, part)
+        return sum(
+            following.begin < leading.end
+            for leading, following in zip(stages[behind][:-1], stages[ahead][1:], strict=True)
+        )
+
+    assert (overlaps(SERIAL), overlaps(PIPELINED)) == (0, GROUPS - 1)
+
+
+def test_the_figures_are_those_of_the_timeline_and_hold_what_is_promised(result) -> None:
+    for row in result.rows:
+        stages = spans_of(result, row.way, PIPELINED)
+        sums = {
+            stage: sum(end - begin for begin, end in {(s.begin, s.end) for s in spans})
+            for stage, spans in stages.items()
+        }
+        assert row.longest_stage == max(sums, key=sums.get)
+        assert row.longest_stage_s == pytest.approx(sums[row.longest_stage])
+        assert row.serial_s >= GROUPS * (DISK + 2 * HALF)
+        # Generous: sleeping stages take 0.24 s of the 0.54 s that they take one by one.
+        assert row.pipelined_s <= row.fill_drain_s + 1.5 * row.longest_stage_s
+        assert row.pipelined_s < 0.85 * row.serial_s
+    assert [row.way for row in result.rows] == ["demote", "promote"]
+
+
+def test_records_committed_together_count_once() -> None:
+    spans = [
+        Span("demote", "deflate", 0, "a", 0.0, 1.0),
+        Span("demote", "deflate", 1, "a", 1.0, 2.0),
+        Span("demote", "commit", 0, "b", 2.0, 3.5),
+        Span("demote", "commit", 1, "b", 2.0, 3.5),
+    ]
+    assert longest(spans) == ("deflate", [(0.0, 1.0), (1.0, 2.0)])
+
+
+def test_the_command_writes_figures_and_trace(tmp_path, monkeypatch, capsys) -> None:
+    figures, trace = tmp_path / "figures.json", tmp_path / "trace.json"
+    line = [
+        "bench",
+        "overlap",
+        "--groups",
+        "2",
+        "--disk-ms",
+        "5",
+        "--json",
+        str(figures),
+        "--trace",
+        str(trace),
+    ]
+    monkeypatch.setattr(sys, "argv", ["kvtcd", *line])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    written = json.loads(figures.read_text())
+    events = json.loads(trace.read_text())["traceEvents"]
+
+    assert exit_.value.code == 0
+    assert written["command"] == "bench overlap"
+    assert [(row["way"], row["groups"]) for row in written["rows"]] == [("demote", 2), ("promote", 2)]
+    assert {"groups", "serial_s", "pipelined_s", "longest_stage_s"} <= set(written["rows"][0])
+    stages = {event["args"]["stage"] for event in events if event["ph"] == "X"}
+    assert stages == {*WAYS["demote"], *WAYS["promote"]}
+    assert "slowest" in capsys.readouterr().out
+
+
+def test_the_table_marks_what_does_not_hold() -> None:
+    good = Row("promote", 8, 1.0, 0.6, "read", 0.5, 0.1)
+    bad = Row("promote", 8, 1.0, 0.9, "read", 0.5, 0.1)
+    assert (good.pipelined_s <= good.bound_s, bad.pipelined_s <= bad.bound_s) == (True, False)
+    cells = list(bench_overlap.table([good, bad], 50).columns[-1].cells)
+    assert cells == ["[green]0.675", "[red]0.675"]
