@@ -19,6 +19,7 @@ from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.errors import ConfigError
 from kvtcd.core.events import Tier
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
@@ -70,7 +71,11 @@ async def service(config: Config) -> AsyncIterator[Service]:
 def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]]:
     """Put the rooms together; return the service and the tenants found on disk."""
     policies = load_policies(config.policies)
-    memory = HostMemory(config.host.capacity)
+    try:
+        memory = HostMemory(config.host.capacity)
+    except (OSError, OverflowError) as error:
+        size = show_bytes(config.host.capacity)
+        raise ConfigError("config.toml", "host.capacity", f"{size} cannot be had: {error}") from None
     marks = policies[-1]
     shelves = {Tier.HOST: Shelf(memory.capacity, marks.host.high, marks.host.low, Lru(), granule=GRANULE)}
     if config.disk.capacity:

@@ -23,7 +23,6 @@ from kvtcd.api.problems import problems
 from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.identity import NAMESPACE_NAME
-from kvtcd.core.keys import KEY_PATTERN
 from kvtcd.engine.service import Service
 
 KEEPALIVE_S = 15.0
@@ -34,7 +33,7 @@ CUT_S = 0.5
 READ_BUFFER = 1 << 20
 
 _NS = f"/v1/namespaces/{{ns:{NAMESPACE_NAME}}}"
-_BLOCK = f"{_NS}/blocks/{{key:{KEY_PATTERN}}}"
+_BLOCK = f"{_NS}/blocks/{{key:[^/]+}}"  # what is no key is answered as such by `parse_key`
 _ROUTES = (
     ("GET", "/v1", operate.info),
     ("GET", "/v1/stats", operate.stats),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class ProfileFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._loaded: dict[bytes, Profile] = {}
+        self._digests: dict[tuple[Path, int, int], bytes] = {}
 
     def find(self, identity: Identity) -> Profile | None:
         """Return the newest profile that fits a namespace; damaged files are passed over with a warning."""
@@ -44,12 +46,27 @@ class ProfileFolder:
         if digest in self._loaded:
             return self._loaded[digest]
         try:
-            return self._load(self._path / (digest.hex() + SUFFIX))
+            return self._load(self._located(digest))
         except OSError:
             raise UnknownProfile(digest) from None
         except Corrupt as fault:
             _log.warning("%s", fault)
             raise UnknownProfile(digest) from None
+
+    def _located(self, digest: bytes) -> Path:
+        """Return the file with this content: under its digest, or under any name its owner gave it."""
+        named = self._path / (digest.hex() + SUFFIX)
+        others = () if named.exists() else self._path.glob(f"*{SUFFIX}")
+        return next((path for path in others if self._digest(path) == digest), named)
+
+    def _digest(self, path: Path) -> bytes:
+        """Return the SHA-256 of a file, read again only when the file has changed."""
+        stat = path.stat()
+        version = (path, stat.st_size, stat.st_mtime_ns)
+        if version not in self._digests:
+            with path.open("rb") as file:
+                self._digests[version] = hashlib.file_digest(file, "sha256").digest()
+        return self._digests[version]
 
     def _load(self, path: Path) -> Profile:
         profile = load(path)

@@ -22,7 +22,6 @@ EngineKey = NewType("EngineKey", bytes)
 RecordKey = NewType("RecordKey", bytes)
 """32 bytes."""
 
-KEY_PATTERN = r"(?:[0-9a-f]{2}){1,64}"
 MAX_SALT = 255
 MAX_KEY = 64
 _MAX_TOKEN = 2**32 - 1

@@ -23,6 +23,9 @@ class Metrics:
         self.lossless_because = self._counter(
             "lossless_fallbacks", "Blocks stored losslessly although the policy asks for more", "reason"
         )
+        self.unprofiled = self._counter(
+            "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
+        )
         self.raw_bytes = self._counter("packed_raw_bytes", "Raw bytes of the blocks packed")
         self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
         self.damaged = self._counter("damaged_records", "Records on disk refused by their checks", "error")

@@ -21,7 +21,7 @@ import numpy as np
 from kvtcd.core import blob as blobs
 from kvtcd.core import record as records
 from kvtcd.core.blob import Blob
-from kvtcd.core.errors import Corrupt, KvtcdError, StoreFailed, Truncated
+from kvtcd.core.errors import Corrupt, KvtcdError, StoreFailed, Truncated, UnknownProfile
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason, Tier
 from kvtcd.core.keys import EngineKey, RecordKey
 from kvtcd.core.layout import Layout
@@ -127,7 +127,8 @@ class Mover:
         return Outcome(Moved(move.key, envelope.raw_bytes), origin)
 
     def _failed(self, move: Move, error: KvtcdError) -> Outcome:
-        damaged = isinstance(error, Corrupt)
+        # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
+        damaged = isinstance(error, Corrupt | UnknownProfile)
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)

@@ -127,6 +127,7 @@ class Environment(Protocol):
     """One tenant's records on disk. Blocking; reads from any thread, writes from one."""
 
     quarantined: bool
+    recovered: bool
 
     @property
     def used(self) -> int:
@@ -140,6 +141,12 @@ class Environment(Protocol):
 
     def scan(self) -> Iterator[StoredRecord]:
         """Yield what is stored."""
+
+    def check_readers(self) -> int:
+        """Clear reader slots that killed processes left behind; return how many."""
+
+    def drop_orphans(self) -> int:
+        """Remove chunks that belong to no record; return how many."""
 
     def namespaces(self) -> dict[str, bytes]:
         """Return the values stored under namespace names."""

@@ -66,9 +66,19 @@ class Tenancy:
         return [tag for tag in tags if not await self._recover_tenant(tag)]
 
     async def _recover_tenant(self, tag: str) -> bool:
-        writer = await self._open_writer(tag)
-        values = await writer.exclusive(lambda environment: environment.namespaces())
-        name = values.pop(TENANT_NAME, b"").decode(errors="replace")
+        """Take in one environment; return False if it belongs to another master key."""
+        try:
+            writer = await self._open_writer(tag)
+        except StoreFailed as error:
+            # Its tenant is refused until this is mended; the others are served.
+            _log.error("the environment of tenant %s is left out: %s", tag, error)
+            self._metrics.internal_errors.labels("open").inc()
+            return True
+        values = await writer.exclusive(_mend)
+        if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
+            await writer.close()
+            return True
+        name = values.pop(TENANT_NAME).decode(errors="replace")
         keys = TenantKeys.derive(self._master, name)
         if keys.tag.hex() != tag:
             await writer.close()
@@ -154,7 +164,11 @@ class Tenancy:
     async def _open_writer(self, tag: str) -> Writer:
         assert self._open_environment is not None, "there is a disk tier"
         lane = Lane(f"disk-{tag[:8]}")
-        environment = await lane.run(self._open_environment, tag)
+        try:
+            environment = await lane.run(self._open_environment, tag)
+        except BaseException:
+            await lane.close()
+            raise
         if environment.quarantined:
             self._metrics.quarantined.inc()
         return Writer(environment, lane)
@@ -163,6 +177,7 @@ class Tenancy:
         policy = governing(self._policies, namespace=name, engine=identity.engine, model=identity.model)
         codec = await self._lane.run(self._codecs, identity, policy.codec)
         if codec.reason:
+            self._metrics.unprofiled.inc()
             _log.warning("namespace %s is packed with %s: %s", name, codec.name, codec.reason)
         return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)
 
@@ -215,6 +230,14 @@ class Tenancy:
         for tenant in self.registry.tenants.values():
             if tenant.writer is not None:
                 await tenant.writer.close()
+
+
+def _mend(environment: Environment) -> dict[str, bytes]:
+    """Put an environment in order after an unclean end; return what it keeps under namespace names."""
+    environment.check_readers()
+    if environment.recovered:
+        environment.drop_orphans()
+    return environment.namespaces()
 
 
 def _belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:

@@ -245,3 +245,13 @@ def test_a_folder_gives_the_profile_a_blob_names_and_loads_it_once(made, tmp_pat
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path):
     assert ProfileFolder(tmp_path / "none").find(WORLD.identity) is None
+
+
+def test_a_folder_finds_a_profile_under_any_name(made, tmp_path):
+    store(made[1], tmp_path).rename(tmp_path / "mine.safetensors")
+    newer = store(WORLD.profile(ratios=(4, 8, 16))[1], tmp_path)
+    folder = ProfileFolder(tmp_path)
+    assert folder.get(made[0].digest).digest == made[0].digest
+    (tmp_path / "mine.safetensors").write_bytes(newer.read_bytes())
+    with pytest.raises(UnknownProfile):
+        ProfileFolder(tmp_path).get(made[0].digest)

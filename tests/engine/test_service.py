@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import replace
 
@@ -17,8 +18,10 @@ from kvtcd.core.errors import (
     DeadlineExceeded,
     IdentityConflict,
     NotFound,
+    StoreFailed,
     StoreFull,
     UnknownNamespace,
+    UnknownProfile,
 )
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
@@ -187,6 +190,61 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
     assert 'kvtcd_damaged_records_total{error="BadChecksum"} 1.0' in text
     assert 'kvtcd_damaged_records_total{error="WrongRecord"} 1.0' in text
     assert stored[0].outcome == "stored"
+
+
+async def test_a_block_without_its_profile_is_forgotten_and_stored_anew(tmp_path) -> None:
+    def missing(_blob, _scratch) -> None:
+        raise UnknownProfile(bytes(32))
+
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1)})
+        await toy.service.demote(ns, [key(1)], b"", soon())
+        toy.codecs[0].inflate = missing
+        with pytest.raises(NotFound):
+            await fetch(toy.service, ns, 1)
+        gone = toy.service.match(ns, [key(1)], b"")
+        del toy.codecs[0].inflate
+        again = await store(toy.service, ns, {1: block(1)}, durable=True)
+        check(toy.catalog)
+
+    assert gone[0].tier is None
+    assert again[0].outcome == "stored"
+
+
+async def test_what_was_set_aside_as_damaged_is_kept(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {1: block(1)}, durable=True)
+    (data,) = tmp_path.rglob("data.mdb")
+    os.truncate(data, data.stat().st_size // 2)
+    async with toy_service(tmp_path) as toy:
+        assert toy.service.namespaces(TENANT) == []
+        kept = list(tmp_path.rglob("*.bad-*"))
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        stored = await store(toy.service, ns, {1: block(1)}, durable=True)
+
+    assert len(kept) == 1
+    assert stored[0].outcome == "stored"
+
+
+async def test_a_tenant_whose_files_cannot_be_opened_does_not_stop_the_others(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        for tenant in ("uid:1", "uid:2"):
+            ns = await toy.service.register(tenant, "n", IDENTITY)
+            await store(toy.service, ns, {1: block(1)}, durable=True)
+        broken = toy.service._registry.tenants["uid:2"].keys.tag.hex()
+    (data,) = (tmp_path / "tenants" / broken).rglob("data.mdb")
+    data.unlink()
+    data.mkdir()
+    async with toy_service(tmp_path) as toy:
+        ns = toy.service.namespace("uid:1", "n")
+        assert await fetch(toy.service, ns, 1) == block(1)
+        with pytest.raises(StoreFailed):
+            await toy.service.register("uid:2", "n", IDENTITY)
+        text = toy.service.metrics_text().decode()
+
+    assert 'kvtcd_internal_errors_total{where="open"} 1.0' in text
 
 
 async def test_tenants_never_meet(tmp_path) -> None:
