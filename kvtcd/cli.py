@@ -133,6 +133,7 @@ def demo(
     *,
     model: Annotated[str, typer.Option(help="Alias or folder of a transformers model.")] = "smollm2",
     document: Annotated[Path | None, typer.Option(help="A text to read; default: a built-in one.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=256, help="Read only so many tokens of it.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="A profile; default: calibrated once and cached.")
     ] = None,
@@ -145,7 +146,15 @@ def demo(
     """Show the whole way on a real model: read, store, restart, fetch, answer, continue."""
     from kvtcd.lab import demo as lab  # noqa: PLC0415 - torch and transformers
 
-    lab.command(model=model, document=document, profile=profile, ratio=ratio, threads=threads, json=json)
+    lab.command(
+        model=model,
+        document=document,
+        tokens=tokens,
+        profile=profile,
+        ratio=ratio,
+        threads=threads,
+        json=json,
+    )
 
 
 @benches.command("overlap")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,7 @@ from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.daemon import Daemon
-from kvtcd.lab.demo_report import show
+from kvtcd.lab.demo_report import Answer, Figures, SecondTurn, show
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
@@ -55,63 +55,15 @@ ANSWER_TOKENS = 24
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One question, answered twice.
-
-    Attributes:
-        recomputed: greedy text behind the cache that the model computed.
-        reused: greedy text behind the cache that came back.
-        fetch_s: seconds to fetch the prefix, unpacking included.
-        source: the tier it came from.
-        kl, top1: of the reused against the computed cache, over question and recomputed answer.
-    """
-
-    question: str
-    recomputed: str
-    reused: str
-    fetch_s: float
-    source: str
-    kl: float
-    top1: float
-
-
-@dataclass(frozen=True, slots=True)
-class SecondTurn:
-    """What was reused of a conversation: `tokens` of `length`, of which the model `generated` some itself."""
-
-    question: str
-    answer: str
-    length: int
-    tokens: int
-    generated: int
-    fetch_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Everything the demo found out; seconds, bytes, nats per token."""
-
-    model: str
-    tokens: int
-    raw_bytes: int
-    stored_bytes: int
-    ratio: float
-    ratio_codec: float
-    restart_s: float
-    prefill_s: float
-    reuse_s: float
-    speedup: float
-    ttft_recompute_s: float
-    ttft_reuse_s: float
-    kl_mean: float
-    top1_agreement: float
-    answers: tuple[Answer, ...]
-    second_turn: SecondTurn
-
-
 def command(
-    *, model: str, document: Path | None, profile: Path | None, ratio: int, threads: int, json: Path | None
+    *,
+    model: str,
+    document: Path | None,
+    tokens: int | None,
+    profile: Path | None,
+    ratio: int,
+    threads: int,
+    json: Path | None,
 ) -> None:
     """Run the demo, show a table, and write the figures if asked.
 
@@ -126,7 +78,8 @@ def command(
     console = Console()
     with Progress(console=console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
         demo = Demo(models.load(models.resolve(model, progress)), Phases(progress), CodecChoice(ratio=ratio))
-        figures = demo.run(Path(folder), text=_text(document), own=document is not None, profile=profile)
+        own = document is not None
+        figures = demo.run(Path(folder), text=_text(document), tokens=tokens, own=own, profile=profile)
     show(console, figures)
     if json:
         write_json(json, "demo", asdict(figures))
@@ -148,11 +101,12 @@ class Demo:
         self.loaded, self.phases, self.choice = loaded, phases, choice
         self.identity: Identity = models.identity(loaded)
 
-    def run(self, folder: Path, *, text: str, own: bool, profile: Path | None) -> Figures:
-        """Go the whole way with everything in `folder`."""
+    def run(self, folder: Path, *, text: str, tokens: int | None, own: bool, profile: Path | None) -> Figures:
+        """Go the whole way with everything in `folder`, over the first `tokens` tokens of a text."""
         profile = profile or profile_for(self.loaded, self.phases)
-        document = models.tokenize(self.loaded, text.strip() + "\n\n")
+        document = models.tokenize(self.loaded, text.strip() + "\n\n")[:tokens]
         *questions, follow_up = OWN_QUESTIONS if own else QUESTIONS
+        self._read(DynamicCache(), document[:64])  # the first pass of a model is slower than all others
         with self.phases("reading the document"):
             (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
         raw_bytes = self.identity.layout.nbytes(len(document))

@@ -1,16 +1,68 @@
-"""How the demo's figures are shown."""
+"""What the demo finds out, and how it is shown."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from kvtcd.lab.demo import Figures
-
 _MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One question, answered twice.
+
+    Attributes:
+        recomputed: greedy text behind the cache that the model computed.
+        reused: greedy text behind the cache that came back.
+        fetch_s: seconds to fetch the prefix, unpacking included.
+        source: the tier it came from.
+        kl, top1: of the reused against the computed cache, over question and recomputed answer.
+    """
+
+    question: str
+    recomputed: str
+    reused: str
+    fetch_s: float
+    source: str
+    kl: float
+    top1: float
+
+
+@dataclass(frozen=True, slots=True)
+class SecondTurn:
+    """What was reused of a conversation: `tokens` of `length`, of which the model `generated` some itself."""
+
+    question: str
+    answer: str
+    length: int
+    tokens: int
+    generated: int
+    fetch_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything the demo found out; seconds, bytes, nats per token."""
+
+    model: str
+    tokens: int
+    raw_bytes: int
+    stored_bytes: int
+    ratio: float
+    ratio_codec: float
+    restart_s: float
+    prefill_s: float
+    reuse_s: float
+    speedup: float
+    ttft_recompute_s: float
+    ttft_reuse_s: float
+    kl_mean: float
+    top1_agreement: float
+    answers: tuple[Answer, ...]
+    second_turn: SecondTurn
 
 
 def show(console: Console, figures: Figures) -> None:
@@ -45,6 +97,11 @@ def show(console: Console, figures: Figures) -> None:
         source = f"{answer.source}, {answer.fetch_s:.2f} s"
         answers.add_row(answer.question, answer.recomputed, answer.reused, source)
     console.print(answers)
+    if any(answer.recomputed != answer.reused for answer in figures.answers):
+        console.print(
+            "Where the answers differ, the codec changed the model's mind: small models mind it most. "
+            "A lower --ratio is closer; `lossless` in a policy is exact."
+        )
     turn = figures.second_turn
     console.print(
         f"Second turn: {turn.tokens:,} of {turn.length:,} tokens were reused in {turn.fetch_s:.2f} s, "
