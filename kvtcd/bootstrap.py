@@ -20,12 +20,11 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.events import Tier
 from kvtcd.core.identity import Identity
-from kvtcd.core.policy import CodecChoice
+from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
-from kvtcd.core.replacement import Lru
-from kvtcd.core.residency import Shelf
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -76,13 +75,11 @@ def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]
     except (OSError, OverflowError) as error:
         size = show_bytes(config.host.capacity)
         raise ConfigError("config.toml", "host.capacity", f"{size} cannot be had: {error}") from None
-    marks = policies[-1]
-    shelves = {Tier.HOST: Shelf(memory.capacity, marks.host.high, marks.host.low, Lru(), granule=GRANULE)}
-    if config.disk.capacity:
-        shelves[Tier.DISK] = Shelf(config.disk.capacity, marks.disk.high, marks.disk.low, Lru())
     metrics, registry = Metrics(), Registry()
     stages, lane = on_threads(), Lane("profiles")
-    catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)))
+    sightings = Sightings(FADING * policies[-1].evict.half_life)
+    tiers = shelves(policies[-1], sightings, host=memory.capacity, disk=config.disk.capacity, granule=GRANULE)
+    catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)), sightings)
     mover = Mover(
         memory=memory,
         put_record=Put,

@@ -35,6 +35,10 @@ class Reason(StrEnum):
     FAILED = "failed"
     """The move could not be completed; the source is unharmed."""
     DELETED = "deleted"
+    EXPIRED = "expired"
+    """Its time to live is over."""
+    NOT_ADMITTED = "not-admitted"
+    """The policy does not want it: seen too seldom, or worth less than all that would have to go for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class Put:
     """Someone wants to store a block of `nbytes` raw bytes; Grant means: write it now, then say `Filled`.
 
     `behind`: copy it down as soon as it is there. `packable`: there is a tier below for it.
-    `supersedes`: a partial sibling that this block makes superfluous.
+    `supersedes`: a partial sibling that this block makes superfluous. `position`: tokens before it in its
+    sequence. `on_sight`: store it when it is seen for the n-th time. `ttl`: seconds until it is forgotten.
     """
 
     ticket: int
@@ -54,6 +59,9 @@ class Put:
     supersedes: RecordKey | None = None
     behind: bool = False
     packable: bool = True
+    position: int = 0
+    on_sight: int = 1
+    ttl: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """These blocks of one prefix were used, given head first: the head ends up youngest."""
+    """These blocks are of one prefix, given head first: the head ends up youngest. This counts no use."""
 
     keys: tuple[RecordKey, ...]
 
@@ -142,7 +150,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A copy found on disk at start."""
+    """A copy found on disk at start; `ttl` is what is left of its time, in seconds."""
 
     key: RecordKey
     namespace: int
@@ -150,6 +158,13 @@ class Recovered:
     raw_bytes: int
     nbytes: int
     parent: RecordKey | None
+    position: int = 0
+    ttl: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time goes by: forget some of what has expired."""
 
 
 Event = (
@@ -166,6 +181,7 @@ Event = (
     | MoveFailed
     | Dropped
     | Recovered
+    | Tick
 )
 
 

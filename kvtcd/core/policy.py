@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 CodecName = Literal["kvtc", "lossless"]
+EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,43 @@ class HostTier:
 
 @dataclass(frozen=True, slots=True)
 class DiskTier:
-    """`write`: copy a block to disk ``behind`` its put, or only when the host must ``evict`` it."""
+    """`write`: copy a block to disk ``behind`` its put, or only when the host must ``evict`` it.
+
+    `ttl`: seconds after which a block is forgotten in all tiers; None: never.
+    """
 
     write: Literal["behind", "evict"] = "behind"
     high: float = 0.98
     low: float = 0.92
+    ttl: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """What is stored at all.
+
+    `min_tokens`: nothing of a sequence of fewer tokens. `on_sight`: a block that is asked for or offered for
+    the n-th time.
+    """
+
+    min_tokens: int = 0
+    on_sight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Who goes first.
+
+    `leaves_first`: no block before those that continue it. `half_life`: idle seconds that halve the worth of
+    a block, for ``lfu``; counts of uses fade by half in `FADING` times as long.
+    """
+
+    policy: EvictName = "lfu"
+    leaves_first: bool = True
+    half_life: int = 300
+
+
+FADING = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +100,8 @@ class Policy:
     codec: CodecChoice = CodecChoice()
     host: HostTier = HostTier()
     disk: DiskTier = DiskTier()
+    admit: Admit = Admit()
+    evict: Evict = Evict()
     flush: Literal["none", "host"] = "host"
     """What a stopping daemon writes to disk first."""
 

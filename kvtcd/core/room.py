@@ -10,9 +10,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
+from kvtcd.core.entry import Entry, State, Transfer
 from kvtcd.core.events import Deny, Grant, Put, Reason, Tier
 from kvtcd.core.keys import RecordKey
-from kvtcd.core.residency import Copy, Entry, Residents, State, Transfer
+from kvtcd.core.residency import Residents
+from kvtcd.core.victims import victims
 
 
 class Room:
@@ -22,11 +24,16 @@ class Room:
         residents: who is where.
         bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
         demotions: how many demotions may run at once.
+
+    Attributes:
+        puts: by ticket.
+        promotions: the tickets of those who wait for each block to come up.
+        demotions: blocks to copy down.
     """
 
     def __init__(self, residents: Residents, bound: Callable[[int], int], *, demotions: int) -> None:
         self.puts: OrderedDict[int, Put] = OrderedDict()
-        self.promotions: OrderedDict[RecordKey, None] = OrderedDict()
+        self.promotions: OrderedDict[RecordKey, list[int]] = OrderedDict()
         self.demotions: OrderedDict[RecordKey, None] = OrderedDict()
         self.demoting = 0
         self._residents = residents
@@ -48,7 +55,7 @@ class Room:
         if entry is None or entry.doomed:
             return False
         if residents.tiers(put.key):
-            residents.touch(put.key)
+            residents.use(put.key)
             residents.actions.append(Deny(put.ticket, Reason.DUPLICATE))
             return True
         if any(copy.state is State.FILLING for copy in entry.copies.values()):
@@ -59,7 +66,7 @@ class Room:
     def too_large_below(self, key: RecordKey) -> bool:
         """Tell whether the bound of a block's packed size is over the whole disk tier."""
         disk = self._residents.shelves.get(Tier.DISK)
-        return disk is None or self._disk_need(key) > disk.capacity
+        return disk is None or self.disk_need(self._residents.entries[key].raw_bytes) > disk.capacity
 
     def share_out(self) -> None:
         """Start whatever finds room, and make room for what does not. Fastest tier first."""
@@ -68,8 +75,8 @@ class Room:
         below = self._start_demotions() or below
         if Tier.DISK in self._residents.shelves:
             disk = self._residents.shelves[Tier.DISK]
-            for key in self._residents.victims(Tier.DISK, disk.excess(below)):
-                self._residents.lose(key, Tier.DISK, Reason.NO_TIER)
+            for entry in victims(self._residents, Tier.DISK, disk.excess(below)):
+                self._residents.lose(entry, Tier.DISK, Reason.NO_TIER)
 
     def _start_promotions(self) -> int:
         """Start what finds room; return the bytes the first one without room needs."""
@@ -77,11 +84,11 @@ class Room:
         for key in list(self.promotions):
             entry = self._residents.entries[key]
             need = host.footprint(entry.raw_bytes)
-            if entry.transfer or Tier.HOST in entry.copies:
+            if entry.transfer or entry.host:
                 continue  # the move runs already, or the old host copy is just being dropped
             if not host.fits(need):
                 return need
-            self._residents.begin(key, Transfer(Tier.DISK, Tier.HOST, leaving=False), need)
+            self._residents.begin(entry, Transfer(Tier.DISK, Tier.HOST, leaving=False), need)
         return 0
 
     def _grant_puts(self) -> int:
@@ -95,12 +102,18 @@ class Room:
                     continue
                 if not host.fits(need):
                     return need
-                entry = Entry(put.namespace, put.tokens, put.nbytes, put.parent, put.supersedes)
-                entry.behind, entry.packable = put.behind, put.packable
-                residents.admit(put.key, entry, Tier.HOST, Copy(State.FILLING, need))
+                residents.admit(self._entry(put), Tier.HOST, State.FILLING, need)
                 residents.actions.append(Grant(ticket))
             del self.puts[ticket]
         return 0
+
+    def _entry(self, put: Put) -> Entry:
+        residents = self._residents
+        return Entry(
+            put.key, put.namespace, put.tokens, put.nbytes, put.position, put.parent,
+            None if put.ttl is None else residents.now + put.ttl,
+            put.supersedes, put.behind, put.packable,
+        )  # fmt: skip
 
     def _relieve_host(self, wanted: int) -> int:
         """Move the coldest down, or drop what is safe below; return the disk bytes one of them lacks."""
@@ -108,15 +121,14 @@ class Room:
         host = residents.shelves[Tier.HOST]
         # Moving down ahead of need costs little; losing ahead of need would cost hits.
         excess = host.excess(wanted) if Tier.DISK in residents.shelves else host.shortfall(wanted)
-        for key in residents.victims(Tier.HOST, excess):
-            entry = residents.entries[key]
+        for entry in victims(residents, Tier.HOST, excess):
             if entry.ready(Tier.DISK):
-                residents.drop(key, Tier.HOST)
-            elif entry.failed or not entry.packable or self.too_large_below(key):
-                residents.lose(key, Tier.HOST, Reason.NO_TIER)
+                residents.drop(entry, Tier.HOST)
+            elif entry.failed or not entry.packable or self.too_large_below(entry.key):
+                residents.lose(entry, Tier.HOST, Reason.NO_TIER)
             elif self.demoting >= self._max_demotions:
                 break
-            elif lack := self._begin_demotion(key, leaving=True):
+            elif lack := self._begin_demotion(entry, leaving=True):
                 return lack
         return 0
 
@@ -129,25 +141,23 @@ class Room:
             entry = self._residents.entries[key]
             if entry.ready(Tier.DISK) or not entry.ready(Tier.HOST):
                 del self.demotions[key]
-            elif not entry.transfer and (lack := self._begin_demotion(key, leaving=False)):
+            elif not entry.transfer and (lack := self._begin_demotion(entry, leaving=False)):
                 return lack
         return 0
 
-    def _begin_demotion(self, key: RecordKey, *, leaving: bool) -> int:
+    def _begin_demotion(self, entry: Entry, *, leaving: bool) -> int:
         """Start a demotion; return the bytes it lacks, 0 if none."""
-        residents = self._residents
-        entry, need = residents.entries[key], self._disk_need(key)
-        if Tier.DISK in entry.copies:
+        residents, need = self._residents, self.disk_need(entry.raw_bytes)
+        if entry.disk:
             return 0  # an older copy is just being dropped; its end brings us here again
         if not residents.shelves[Tier.DISK].fits(need):
             return need
-        self.demotions.pop(key, None)
+        self.demotions.pop(entry.key, None)
         entry.evict |= leaving
         self.demoting += 1
-        residents.begin(key, Transfer(Tier.HOST, Tier.DISK, leaving), need)
+        residents.begin(entry, Transfer(Tier.HOST, Tier.DISK, leaving), need)
         return 0
 
-    def _disk_need(self, key: RecordKey) -> int:
-        return self._residents.shelves[Tier.DISK].footprint(
-            self._bound(self._residents.entries[key].raw_bytes)
-        )
+    def disk_need(self, raw_bytes: int) -> int:
+        """Return the bytes to reserve on disk for a block of `raw_bytes`."""
+        return self._residents.shelves[Tier.DISK].footprint(self._bound(raw_bytes))

@@ -259,7 +259,7 @@ class Service:
             waiting=self._driver.waiting,
             demoting=catalog.room.demoting,
             tiers={
-                t: TierStats(shelf.capacity, shelf.used, len(shelf.order)) for t, shelf in shelves.items()
+                t: TierStats(shelf.capacity, shelf.used, shelf.blocks) for t, shelf in shelves.items()
             },
             namespaces=len(self._registry.all()),
         )

@@ -14,7 +14,7 @@ from kvtcd.core import wire
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
-from kvtcd.core.policy import Policy
+from kvtcd.core.policy import Evict, Policy
 
 pytestmark = pytest.mark.asyncio
 FRAMES = {"Content-Type": wire.MEDIA_TYPE}
@@ -143,7 +143,8 @@ async def test_too_many_blocks_or_too_many_bytes_are_refused():
 
 
 async def test_busy_at_the_first_block_refuses_the_request_and_later_only_drops():
-    async with running(host=2 * BLOCK_BYTES, disk=0) as daemon:
+    policy = Policy("lru", evict=Evict("lru"))  # every newcomer is worth it
+    async with running(host=2 * BLOCK_BYTES, disk=0, policy=policy) as daemon:
         await daemon.register()
         await put(daemon, frame(7) + frame(8))
         ns = daemon.toy.service.namespace("uid:1", "demo")

@@ -14,7 +14,8 @@ from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.replacement import Lru
-from kvtcd.core.residency import Shelf
+from kvtcd.core.shelf import Shelf
+from kvtcd.core.sightings import Sightings
 
 KEYS = [RecordKey(bytes([i]) * 32) for i in range(8)]
 
@@ -50,7 +51,7 @@ class CatalogMachine(RuleBasedStateMachine):
         shelves = {Tier.HOST: Shelf(host, 0.9, 0.6, Lru(), granule=granule)}
         if disk:
             shelves[Tier.DISK] = Shelf(disk, 0.95, 0.8, Lru())
-        self.catalog = Catalog(shelves, lambda nbytes: nbytes + 1, demotions=demotions)
+        self.catalog = Catalog(shelves, lambda nbytes: nbytes + 1, Sightings(width=64), demotions=demotions)
         self.world = World()
         self.ticket = 0
 

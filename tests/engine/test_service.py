@@ -26,7 +26,7 @@ from kvtcd.core.errors import (
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import BlockHead
-from kvtcd.core.policy import DiskTier, HostTier, Policy
+from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
@@ -325,7 +325,8 @@ async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
 
 
 async def test_a_put_without_room_is_refused_in_time(tmp_path) -> None:
-    async with toy_service(tmp_path, host=2 * BLOCK_BYTES, disk=0) as toy:
+    policy = Policy("lru", evict=Evict("lru"))  # every newcomer is worth it
+    async with toy_service(tmp_path, host=2 * BLOCK_BYTES, disk=0, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1), 2: block(2)})
         async with toy.service.read(ns, key(1), b"", soon()), toy.service.read(ns, key(2), b"", soon()):

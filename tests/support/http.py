@@ -17,7 +17,7 @@ from support.toy import IDENTITY, ToyService, toy_service
 from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import IN_FLIGHT
-from kvtcd.core.residency import State
+from kvtcd.core.entry import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -94,9 +94,10 @@ class Daemon:
 
     def held(self) -> list[object]:
         """Return all that is held for somebody right now."""
-        entries = self.toy.catalog.residents.entries.values()
+        residents, promotions = self.toy.catalog.residents, self.toy.catalog.room.promotions
+        entries = residents.entries.values()
         moving = [c for e in entries for c in e.copies.values() if c.state is not State.READY]
-        pinned = [e for e in entries if e.pins or e.readers or e.transfer]
+        pinned = [e for e in entries if e.pins or promotions.get(e.key) or e.transfer]
         return (
             [self.app[IN_FLIGHT].held, *moving, *pinned]
             if moving or pinned or self.app[IN_FLIGHT].held

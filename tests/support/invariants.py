@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kvtcd.core.entry import State
 from kvtcd.core.events import Tier
-from kvtcd.core.residency import State
 
 if TYPE_CHECKING:
     from kvtcd.core.catalog import Catalog
@@ -30,14 +30,14 @@ def check(catalog: Catalog) -> None:
             demoting += transfer.target is Tier.DISK
             if transfer.leaving:
                 leaving[transfer.source] += entry.copies[transfer.source].nbytes
-        if entry.readers:
+        if room.promotions.get(key):
             assert not entry.ready(Tier.HOST), "nobody waits for what is there"
             assert not entry.doomed
-            assert key in room.promotions
         for tier, copy in entry.copies.items():
             used[tier] += copy.nbytes
-            held = key in set(residents.shelves[tier].order.coldest())
-            assert held == (copy.state is State.READY), "the order holds exactly the READY copies"
+            assert (copy.rank is not None) == (copy.state is State.READY), (
+                "the order knows exactly the READY copies"
+            )
             if copy.state is State.DROPPING:
                 leaving[tier] += copy.nbytes
             if copy.state is State.FILLING and tier is Tier.DISK:
@@ -45,12 +45,20 @@ def check(catalog: Catalog) -> None:
         if not entry.doomed and not entry.transfer and not entry.pins and entry.evict:
             assert not (entry.ready(Tier.HOST) and entry.ready(Tier.DISK)), "who is to leave, leaves"
         if entry.parent is not None:
-            assert key in dict(residents.lineage.children(entry.parent))
+            assert entry in residents.lineage.children(entry.parent)
+        continuing = [child for child in residents.entries.values() if child.parent == key]
+        assert set(continuing) == set(residents.lineage.children(key))
+        assert entry.children == sum(child.ready(tier) for child in continuing for tier in Tier)
+        assert entry.host_children == sum(child.ready(Tier.HOST) for child in continuing)
     for tier, shelf in residents.shelves.items():
         assert used[tier] == shelf.used, "sums agree with their parts"
         assert leaving[tier] == shelf.leaving
         assert shelf.used <= shelf.capacity, "5: room is reserved before bytes move"
-        assert len(list(shelf.order.coldest())) <= len(residents.entries)
+        ready = {key for key, entry in residents.entries.items() if entry.ready(tier)}
+        assert shelf.blocks == len(ready)
+        assert set(shelf.held) <= ready
+        for key in shelf.held:
+            assert residents.entries[key].continued(tier), "only what others continue is held"
     assert demoting == room.demoting
     for key in (*room.promotions, *room.demotions):
         assert key in residents.entries, "a queue holds only known blocks"

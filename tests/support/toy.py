@@ -16,13 +16,12 @@ from kvtcd.core import blob as blobs
 from kvtcd.core.blob import CodecId, Header, Kind, Run
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import BadField
-from kvtcd.core.events import Tier
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.core.policy import Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
-from kvtcd.core.replacement import Lru
-from kvtcd.core.residency import Shelf
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -138,11 +137,10 @@ async def toy_service(
     master = await asyncio.to_thread(state.master_key)
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
-    shelves = {Tier.HOST: Shelf(memory.capacity, policy.host.high, policy.host.low, Lru(), granule=GRANULE)}
-    if disk:
-        shelves[Tier.DISK] = Shelf(disk, policy.disk.high, policy.disk.low, Lru())
+    sightings = Sightings(width=1 << 10)
+    tiers = shelves(policy, sightings, host=memory.capacity, disk=disk, granule=GRANULE)
     stages, lane = on_threads(), Lane("profiles")
-    catalog = Catalog(shelves, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096))
+    catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096), sightings)
     mover = Mover(
         memory=memory,
         put_record=Put,
