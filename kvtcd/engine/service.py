@@ -258,9 +258,7 @@ class Service:
             blocks=len(entries),
             waiting=self._driver.waiting,
             demoting=catalog.room.demoting,
-            tiers={
-                t: TierStats(shelf.capacity, shelf.used, shelf.blocks) for t, shelf in shelves.items()
-            },
+            tiers={t: TierStats(shelf.capacity, shelf.used, shelf.blocks) for t, shelf in shelves.items()},
             namespaces=len(self._registry.all()),
         )
 
