@@ -146,6 +146,8 @@ def codec_for(identity: Identity, choice: CodecChoice, profiles: ProfileFolder) 
     if choice.ratio not in profile.ratios:
         known = ", ".join(str(ratio) for ratio in profile.ratios)
         return losslessly(f"profile {profile.digest.hex()} has plans for {known}, not for {choice.ratio}")
+    if not any(stream.plans[choice.ratio].rank for stream in profile.streams.values()):
+        return losslessly(f"ratio {choice.ratio} leaves this small model no bit to code with")
     encoder = Kvtc(layout, rope, profile, choice.ratio, sinks=choice.sinks, window=choice.window)
     return NamespaceCodec(encoder, decoder, f"{choice.name} {choice.ratio}")
 

@@ -68,6 +68,19 @@ def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identi
     assert (out == raw).all()
 
 
+def test_a_ratio_that_leaves_no_bits_is_stored_losslessly(tmp_path):
+    """Groups cost at least 34 bits: a toy model at a high ratio has none to give."""
+    tiny = World(kv(layers=1))
+    store(tiny.profile(ratios=(500,))[1], tmp_path)
+    codec = codec_for(tiny.identity, CodecChoice(ratio=500, window=0), ProfileFolder(tmp_path))
+    assert "no bit to code with" in codec.reason
+    raw = tiny.block(32, seed=1, first_token=64)
+    packed = encode(codec, raw.numpy(), tokens=32, first_token=64, after=0)
+    out = np.zeros(raw.numel(), np.uint8)
+    decode(codec, packed.blob, out)
+    assert (out == raw.numpy()).all()
+
+
 def test_a_lossless_policy_needs_no_reason_and_still_reads_coded_blobs(folder):
     coding = codec_for(WORLD.identity, CodecChoice(ratio=4), folder)
     plain = codec_for(WORLD.identity, CodecChoice(name="lossless"), folder)
