@@ -171,7 +171,7 @@ class Catalog:
 
     def _settle(self, ticket: int, keys: tuple[RecordKey, ...], *, evict: bool) -> None:
         for key in keys:
-            if reason := self._unsettleable(key):
+            if reason := self.room.unsettleable(key):
                 self._deny(ticket, reason)
                 return
         pending = [key for key in keys if not self._settled(key, evict=evict)]
@@ -184,16 +184,6 @@ class Catalog:
             if not entry.ready(Tier.DISK):
                 self.room.demotions[key] = None
             self.residents.let_go(entry)
-
-    def _unsettleable(self, key: RecordKey) -> Reason | None:
-        if not self.residents.tiers(key):
-            return Reason.NOT_FOUND
-        entry = self.residents.entries[key]
-        if entry.ready(Tier.DISK):
-            return None
-        if not entry.packable or Tier.DISK not in self.residents.shelves:
-            return Reason.NO_TIER
-        return Reason.TOO_LARGE if self.room.too_large_below(key) else None
 
     def _settled(self, key: RecordKey, *, evict: bool) -> bool:
         entry = self.residents.entries[key]
@@ -261,7 +251,7 @@ class Catalog:
                 readers = self.room.promotions.pop(entry.key, [])
                 entry.pins += len(readers)
                 self._grant(*readers)
-                if entry.behind and entry.packable and not self._unsettleable(entry.key):
+                if entry.behind and entry.packable and not self.room.unsettleable(entry.key):
                     self.room.demotions[entry.key] = None
             self._supersede(entry)
         self.residents.let_go(entry)

@@ -68,6 +68,17 @@ class Room:
         disk = self._residents.shelves.get(Tier.DISK)
         return disk is None or self.disk_need(self._residents.entries[key].raw_bytes) > disk.capacity
 
+    def unsettleable(self, key: RecordKey) -> Reason | None:
+        """Return why a block can never be on disk, None if it can."""
+        if not self._residents.tiers(key):
+            return Reason.NOT_FOUND
+        entry = self._residents.entries[key]
+        if entry.ready(Tier.DISK):
+            return None
+        if not entry.packable or Tier.DISK not in self._residents.shelves:
+            return Reason.NO_TIER
+        return Reason.TOO_LARGE if self.too_large_below(key) else None
+
     def share_out(self) -> None:
         """Start whatever finds room, and make room for what does not. Fastest tier first."""
         wanted = self._start_promotions() + self._grant_puts()
@@ -84,8 +95,8 @@ class Room:
         for key in list(self.promotions):
             entry = self._residents.entries[key]
             need = host.footprint(entry.raw_bytes)
-            if entry.transfer or entry.host:
-                continue  # the move runs already, or the old host copy is just being dropped
+            if entry.transfer or entry.host or not entry.ready(Tier.DISK):
+                continue  # the move runs already, or a copy is just being dropped
             if not host.fits(need):
                 return need
             self._residents.begin(entry, Transfer(Tier.DISK, Tier.HOST, leaving=False), need)

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 
 from kvtcd.core.entry import State
 from kvtcd.core.events import Tier
+from kvtcd.core.victims import victims
 
 if TYPE_CHECKING:
     from kvtcd.core.catalog import Catalog
+    from kvtcd.core.entry import Entry
+    from kvtcd.core.residency import Residents
 
 
 def check(catalog: Catalog) -> None:
@@ -64,3 +67,45 @@ def check(catalog: Catalog) -> None:
         assert key in residents.entries, "a queue holds only known blocks"
     for put in room.puts.values():
         assert put.nbytes <= residents.shelves[Tier.HOST].capacity
+
+
+def checked_victims(residents: Residents, tier: Tier, excess: int) -> list[Entry]:
+    """Return what `victims` does, once it is clear that it may: for use in its place."""
+    chosen = victims(residents, tier, excess)
+    ready = {entry for entry in residents.entries.values() if entry.ready(tier)}
+    idle = {entry for entry in ready if not _in_use(entry, tier)}
+    assert len(set(chosen)) == len(chosen)
+    assert set(chosen) <= idle, "nothing in use makes room"
+    if not residents.shelves[tier].leaves_first:
+        assert _enough(chosen, tier, excess) or set(chosen) == idle
+        return chosen
+    gone: set[Entry] = set()
+    for entry in chosen:
+        if _continued(residents, entry, tier, gone):
+            assert not [leaf for leaf in ready - gone if not _continued(residents, leaf, tier, gone)], (
+                "while there is a leaf, no block goes before what continues it"
+            )
+        gone.add(entry)
+    left = [leaf for leaf in idle - gone if not _continued(residents, leaf, tier, gone)]
+    assert _enough(chosen, tier, excess) or not left, "all leaves are found if they are needed"
+    return chosen
+
+
+def _in_use(entry: Entry, tier: Tier) -> bool:
+    leaving_host = tier is Tier.DISK and entry.evict
+    return bool(entry.transfer or leaving_host or (tier is Tier.HOST and entry.pins))
+
+
+def _continued(residents: Residents, entry: Entry, tier: Tier, gone: set[Entry]) -> bool:
+    """Tell whether a copy in this tier or a faster one continues `entry`, other than those gone from it."""
+    children = [child for child in residents.entries.values() if child.parent == entry.key]
+    return any(
+        child.ready(t) and not (t is tier and child in gone)
+        for child in children
+        for t in Tier
+        if tier is Tier.DISK or t is Tier.HOST
+    )
+
+
+def _enough(chosen: list[Entry], tier: Tier, excess: int) -> bool:
+    return sum(entry.copies[tier].nbytes for entry in chosen) >= excess
