@@ -1,0 +1,171 @@
+"""Which copies make room: leaves first, whatever the order, and without searching for them."""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import pytest
+from support.invariants import checked_victims
+
+from kvtcd.core.entry import Entry, State
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.policy import Evict, EvictName, Policy
+from kvtcd.core.residency import Residents
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
+from kvtcd.core.victims import victims
+
+POLICIES = get_args(EvictName)
+
+
+def key(number: int) -> RecordKey:
+    return RecordKey(number.to_bytes(8, "little") * 4)
+
+
+class Tiers:
+    """A host tier and a disk tier of blocks of one byte."""
+
+    def __init__(self, policy: EvictName = "lru", *, leaves_first: bool = True) -> None:
+        self.sightings = Sightings(period=10**9, width=1 << 14)
+        evict = Evict(policy, leaves_first=leaves_first)
+        tiers = shelves(Policy("p", evict=evict), self.sightings, host=10_000, disk=10_000, granule=1)
+        self.residents = Residents(tiers)
+        self.named = 0
+        order = tiers[Tier.HOST].order
+        coldest = order.coldest
+
+        def counted():
+            for seat in coldest():
+                self.named += 1
+                yield seat
+
+        order.coldest = counted
+
+    def add(self, number: int, parent: int | None = None, tier: Tier = Tier.HOST) -> Entry:
+        above = None if parent is None else key(parent)
+        entry = Entry(key(number), 1, 1, 1, parent=above)
+        self.sightings.note(key(number))
+        self.residents.admit(entry, tier, State.READY, 1)
+        return entry
+
+    def evict_one(self) -> Entry:
+        (entry,) = victims(self.residents, Tier.HOST, 1)
+        self.residents.drop(entry, Tier.HOST)
+        self.residents.dropped(entry, Tier.HOST)
+        return entry
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_chains_go_from_their_ends_in_constant_time_each(policy) -> None:
+    tiers = Tiers(policy)
+    chains, length = 30, 40
+    for chain in range(chains):
+        for link in range(length):
+            number = chain * length + link
+            tiers.add(number, number - 1 if link else None)
+    rng = random.Random(1)
+
+    uses = 0
+    left = dict.fromkeys(range(chains), length)
+    for _ in range(chains * length):
+        used = rng.randrange(chains)
+        for link in range(rng.randrange(left[used] + 1)):
+            tiers.residents.use(key(used * length + link))
+            uses += 1
+        gone = tiers.evict_one()
+        chain, link = divmod(int.from_bytes(gone.key[:8], "little"), length)
+        left[chain] -= 1
+        assert link == left[chain], "a chain is never holed"
+
+    assert tiers.named <= uses + 2 * chains * length
+    assert not tiers.residents.entries
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_many_others_continue_is_met_once(policy) -> None:
+    tiers = Tiers(policy)
+    tiers.add(0)
+    for number in range(1, 1001):
+        tiers.add(number, 0)
+
+    gone = [tiers.evict_one().key for _ in range(1001)]
+
+    assert gone[-1] == key(0)
+    assert tiers.named <= 2 * 1001
+
+
+def test_without_leaves_first_a_prefix_is_holed() -> None:
+    tiers = Tiers(leaves_first=False)
+    for number in range(3):
+        tiers.add(number, number - 1 if number else None)
+
+    assert tiers.evict_one().key == key(0)
+
+
+def test_one_search_takes_a_whole_chain_when_it_must() -> None:
+    tiers = Tiers()
+    for number in range(5):
+        tiers.add(number, number - 1 if number else None)
+
+    assert [entry.key for entry in victims(tiers.residents, Tier.HOST, 5)] == [
+        key(n) for n in (4, 3, 2, 1, 0)
+    ]
+
+
+def test_a_chain_whose_end_is_read_waits() -> None:
+    tiers = Tiers()
+    for number in range(3):
+        tiers.add(number, number - 1 if number else None)
+    tiers.residents.entries[key(2)].pins = 1
+
+    assert victims(tiers.residents, Tier.HOST, 1) == []
+    tiers.residents.entries[key(2)].pins = 0
+    assert tiers.evict_one().key == key(2)
+
+
+def test_a_child_on_disk_does_not_keep_its_parent_on_the_host() -> None:
+    tiers = Tiers()
+    parent = tiers.add(0)
+    tiers.add(1, 0, Tier.DISK)
+    tiers.add(2)
+
+    assert victims(tiers.residents, Tier.HOST, 1) == [parent], "it may join its child on disk"
+
+
+def test_a_child_on_the_host_keeps_its_parent_on_disk() -> None:
+    tiers = Tiers()
+    tiers.add(0, None, Tier.DISK)
+    tiers.add(1, 0)
+    other = tiers.add(2, None, Tier.DISK)
+
+    assert checked_victims(tiers.residents, Tier.DISK, 1) == [other]
+
+
+def test_when_children_on_the_host_hold_the_whole_disk_a_parent_goes_all_the_same() -> None:
+    """Nobody could come down otherwise, and so nobody would ever go."""
+    tiers = Tiers()
+    parent = tiers.add(0, None, Tier.DISK)
+    tiers.add(1, 0)
+
+    assert victims(tiers.residents, Tier.DISK, 1) == [parent]
+
+
+def test_a_block_does_not_continue_itself() -> None:
+    tiers = Tiers()
+    entry = tiers.add(0, 0)
+
+    assert entry.parent is None
+    assert victims(tiers.residents, Tier.HOST, 1) == [entry]
+
+
+def test_a_parent_that_comes_after_its_children_is_held_too() -> None:
+    tiers = Tiers()
+    tiers.add(1, 0)
+    tiers.add(2, 0)
+    tiers.add(0)
+    for number in (1, 2):
+        tiers.residents.use(key(number))
+
+    assert [tiers.evict_one().key for _ in range(3)] == [key(1), key(2), key(0)]
