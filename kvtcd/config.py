@@ -11,10 +11,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.policy import CodecChoice, CodecName, DiskTier, HostTier, Match, Policy
+from kvtcd.core.policy import (
+    Admit,
+    CodecChoice,
+    CodecName,
+    DiskTier,
+    Evict,
+    EvictName,
+    HostTier,
+    Match,
+    Policy,
+)
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B?)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+) ?([smhd])")
 _MIB = 1 << 20
 
 
@@ -36,8 +48,19 @@ def show_bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
+def _seconds(value: object) -> object:
+    """Read a duration: text such as ``"7d"``."""
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value)
+        if not found:
+            raise ValueError(f'{value!r} is not a duration; write for instance "90s", "5m", "12h" or "7d"')
+        return int(found[1]) * _SECONDS[found[2]]
+    raise ValueError(f'{value!r} has no unit; write for instance "90s", "5m", "12h" or "7d"')
+
+
 Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1)]
 
 
 class _Table(BaseModel):
@@ -121,11 +144,29 @@ class _DiskTable(_Marks):
     write: Literal["behind", "evict"] = "behind"
     high: Share = 0.98
     low: Share = 0.92
+    ttl: Duration | None = None
 
 
 class _Tiers(_Table):
     host: _Marks = _Marks()
     disk: _DiskTable = _DiskTable()
+
+
+class _AdmitTable(_Table):
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    on_sight: Annotated[int, Field(ge=1, le=15)] = 1
+
+
+class _EvictTable(_Table):
+    policy: EvictName = "lfu"
+    leaves_first: bool = True
+    half_life: Duration | None = None
+
+    @model_validator(mode="after")
+    def _meant(self) -> _EvictTable:
+        if self.half_life is not None and self.policy != "lfu":
+            raise ValueError(f"half_life means nothing to {self.policy}; leave it out")
+        return self
 
 
 class _Stop(_Table):
@@ -136,6 +177,8 @@ class _PolicyFile(_Table):
     match: _MatchTable = _MatchTable()
     codec: _CodecTable = _CodecTable()
     tiers: _Tiers = _Tiers()
+    admit: _AdmitTable = _AdmitTable()
+    evict: _EvictTable = _EvictTable()
     stop: _Stop = _Stop()
 
 
@@ -187,6 +230,8 @@ def load_policy(path: Path) -> Policy:
         codec=CodecChoice(**table.codec.model_dump()),
         host=HostTier(**table.tiers.host.model_dump()),
         disk=DiskTier(**table.tiers.disk.model_dump()),
+        admit=Admit(**table.admit.model_dump()),
+        evict=Evict(**table.evict.model_dump(exclude_none=True)),
         flush=table.stop.flush,
     )
 

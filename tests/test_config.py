@@ -8,7 +8,7 @@ import pytest
 
 from kvtcd import config
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.policy import Policy, governing
+from kvtcd.core.policy import Admit, Policy, governing
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,6 +27,36 @@ def test_every_field_is_in_the_example() -> None:
 
 def test_balanced_is_what_holds_without_a_policy_file() -> None:
     assert config.load_policies((ROOT / "policies" / "balanced.toml",)) == config.load_policies(())
+
+
+@pytest.mark.parametrize("name", ["latency", "capacity"])
+def test_a_shipped_policy_can_be_the_last(name: str) -> None:
+    (policy,) = config.load_policies((ROOT / "policies" / f"{name}.toml",))
+
+    assert policy.name == name
+    assert policy != config.load_policies(())[0]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("12 h", 43_200), ("7d", 604_800)])
+def test_a_duration_has_a_unit(tmp_path: Path, text: str, seconds: int) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(f"[tiers]\ndisk = {{ttl = '{text}'}}\n[evict]\nhalf_life = '{text}'\n")
+
+    policy = config.load_policy(path)
+
+    assert (policy.disk.ttl, policy.evict.half_life) == (seconds, seconds)
+
+
+def test_admission_and_eviction_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        "[admit]\nmin_tokens = 512\non_sight = 2\n[evict]\npolicy = 'arc'\nleaves_first = false\n"
+    )
+
+    policy = config.load_policy(path)
+
+    assert policy.admit == Admit(min_tokens=512, on_sight=2)
+    assert (policy.evict.policy, policy.evict.leaves_first) == ("arc", False)
 
 
 def test_a_dump_reads_back(tmp_path: Path) -> None:
@@ -73,6 +103,17 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
         ("[tiers]\nremote = {}", "tiers.remote", "is not a known field"),
         ("[tenant]\nname = 'x'", "tenant", "is not a known field"),
         ("[match]\ntenant = 'x'", "match.tenant", "is not a known field"),
+        ("[admit]\nmin_tokens = -1", "admit.min_tokens", "greater than or equal to 0"),
+        ("[admit]\non_sight = 0", "admit.on_sight", "greater than or equal to 1"),
+        ("[admit]\non_sight = 99", "admit.on_sight", "less than or equal to 15"),
+        ("[admit]\nonsight = 2", "admit.onsight", "is not a known field"),
+        ("[evict]\npolicy = 'fifo'", "evict.policy", "'lru', 'lfu', 'arc', 's3fifo' or 'gdsf'"),
+        ("[evict]\nleaves_first = 1", "evict.leaves_first", "valid boolean"),
+        ("[evict]\npolicy = 'lru'\nhalf_life = '5m'", "evict", "half_life means nothing to lru"),
+        ("[evict]\nhalf_life = 300", "evict.half_life", "300 has no unit"),
+        ("[evict]\nhalf_life = '0s'", "evict.half_life", "greater than or equal to 1"),
+        ("[tiers]\ndisk = {ttl = 'a week'}", "tiers.disk.ttl", "'a week' is not a duration"),
+        ("[tiers]\nhost = {ttl = '7d'}", "tiers.host.ttl", "is not a known field"),
     ],
 )
 def test_a_wrong_policy_names_file_field_and_reason(tmp_path, text, field, why) -> None:

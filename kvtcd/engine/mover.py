@@ -50,6 +50,7 @@ class Origin:
     tokens: int
     raw_bytes: int
     created: int
+    expires: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Mover:
         self._metrics.moved(move.source, move.target, None)
         origin = Origin(
             namespace, envelope.engine_key, envelope.salt, envelope.parent, envelope.first_token,
-            envelope.tokens, envelope.raw_bytes, envelope.created,
+            envelope.tokens, envelope.raw_bytes, envelope.created, envelope.expires,
         )  # fmt: skip
         return Outcome(Moved(move.key, envelope.raw_bytes), origin)
 
@@ -194,7 +195,7 @@ def _seal(packed: Packed, key: RecordKey, origin: Origin, tenant: Tenant) -> _Re
         namespace=origin.namespace.digest, generation=origin.namespace.generation,
         engine_key=origin.engine_key, salt=origin.salt, parent=origin.parent,
         first_token=origin.first_token, tokens=origin.tokens, raw_bytes=origin.raw_bytes,
-        blob_bytes=len(packed.blob), created=origin.created, expires=None,
+        blob_bytes=len(packed.blob), created=origin.created, expires=origin.expires,
         blob_mac=records.blob_mac(tenant.keys, packed.blob),
     )  # fmt: skip
     return _Record(records.seal(tenant.keys, envelope), packed.blob)

@@ -27,6 +27,8 @@ from kvtcd.engine.streams import Stream
 from kvtcd.engine.tenancy import Tenancy
 
 _log = logging.getLogger(__name__)
+TICK = 1.0
+"""Seconds between two looks for blocks whose time is over."""
 READ_AHEAD = 4
 """Blocks of one request that are fetched before their turn."""
 
@@ -51,6 +53,7 @@ class Service:
         self._driver, self._memory, self._tenancy, self._lanes = driver, memory, tenancy, lanes
         self._registry = tenancy.registry
         self._started = time.monotonic()
+        self._ticking: asyncio.Task[None] | None = None
 
     # Life -----------------------------------------------------------------------------------------------
 
@@ -61,8 +64,15 @@ class Service:
             tags: hex names of the tenants' environments.
         """
         foreign = await self._tenancy.recover(tags)
+        if self._tenancy.expiring:
+            self._ticking = asyncio.create_task(self._tick(), name="kvtcd-tick")
         self.ready = True
         return foreign
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self._driver.tell(ev.Tick())
 
     async def close(self, deadline: float) -> None:
         """Write to disk what the policies say, let running moves end, close everything.
@@ -71,6 +81,8 @@ class Service:
             deadline: what is not on disk by then is lost, and counted.
         """
         self.draining, self.ready = True, False
+        if self._ticking:
+            self._ticking.cancel()
         for namespace in self._registry.all():
             if namespace.policy.flush == "host":
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,11 +23,20 @@ PIECE = 1 << 20
 _MAX_FIRST = 1 << 62
 
 
+@dataclass(slots=True)
+class Text:
+    """One sequence of tokens in a batch; `reach` is how long it is known to be."""
+
+    reach: int = 0
+
+
 class Slot:
     """Room for one block in host memory, filled piece by piece."""
 
-    def __init__(self, key: EngineKey, record_key: RecordKey, nbytes: int, pieces: Iterator[Bytes]) -> None:
-        self.key, self.record_key, self.nbytes = key, record_key, nbytes
+    def __init__(
+        self, key: EngineKey, record_key: RecordKey, nbytes: int, text: Text, pieces: Iterator[Bytes]
+    ) -> None:
+        self.key, self.record_key, self.nbytes, self.text = key, record_key, nbytes, text
         self.remaining = nbytes
         self._pieces = pieces
         self._piece = next(pieces)
@@ -69,7 +79,8 @@ class Batch:
     """Blocks of one request, which become readable together when it is committed.
 
     Without a parent of their own, blocks continue each other in the order they come, and one whose
-    `first_token` is 0 begins a sequence.
+    `first_token` is 0 begins a sequence. Of a sequence shorter than the policy's `min_tokens` nothing is
+    kept; how long it is shows only at the end, so its blocks take room until then.
     """
 
     def __init__(
@@ -90,6 +101,7 @@ class Batch:
         self._open: list[Slot] = []
         self._held: list[tuple[EngineKey, RecordKey]] = []
         self._previous: RecordKey | None = None
+        self._texts: dict[RecordKey, Text] = {}
 
     def _record_key(self, key: EngineKey) -> RecordKey:
         return self._tenant.keys.record_key(self._namespace.digest, self._salt, key)
@@ -107,14 +119,20 @@ class Batch:
         self._check(head, nbytes)
         record_key, parent = self._record_key(head.key), self._parent(head)
         self._previous = record_key
+        text = self._texts.get(parent) if parent else None
+        position = head.first_token if head.first_token is not None else text.reach if text else 0
+        text = self._texts[record_key] = text or Text()
+        text.reach = max(text.reach, position + head.tokens)
         try:
-            reason = await self._driver.ask(self._request(head, nbytes, record_key, parent), self._deadline)
+            reason = await self._driver.ask(
+                self._request(head, nbytes, record_key, parent, position), self._deadline
+            )
         except DeadlineExceeded:
             raise Busy("the host tier") from None
         if reason is not None:
             self._refused(head.key, record_key, reason)
             return None
-        slot = Slot(head.key, record_key, nbytes, iter(self._memory.pieces(record_key)))
+        slot = Slot(head.key, record_key, nbytes, text, iter(self._memory.pieces(record_key)))
         self._open.append(slot)
         return slot
 
@@ -129,20 +147,21 @@ class Batch:
         return None
 
     def _request(
-        self, head: BlockHead, nbytes: int, record_key: RecordKey, parent: RecordKey | None
+        self, head: BlockHead, nbytes: int, record_key: RecordKey, parent: RecordKey | None, position: int
     ) -> Request:
-        on_disk = self._tenant.writer is not None
-        behind = on_disk and self._namespace.policy.disk.write == "behind"
+        policy, on_disk = self._namespace.policy, self._tenant.writer is not None
+        behind = on_disk and policy.disk.write == "behind"
+        created, ttl = time.time_ns() // 1_000_000, policy.disk.ttl
         older = self._record_key(head.supersedes) if head.supersedes else None
         origin = Origin(
             self._namespace, head.key, self._salt, parent, head.first_token, head.tokens, nbytes,
-            time.time_ns() // 1_000_000,
+            created, None if ttl is None else created + 1000 * ttl,
         )  # fmt: skip
 
         def event(ticket: int) -> ev.Put:
             return ev.Put(
                 ticket, record_key, self._namespace.number, head.tokens, nbytes, parent, older,
-                behind=behind, packable=on_disk,
+                behind=behind, packable=on_disk, position=position, on_sight=policy.admit.on_sight, ttl=ttl,
             )  # fmt: skip
 
         def granted() -> None:
@@ -174,10 +193,11 @@ class Batch:
         Raises:
             DeadlineExceeded: they are stored, but not yet on disk.
         """
+        least = self._namespace.policy.admit.min_tokens
+        short = [slot for slot in self._open if not slot.remaining and slot.text.reach < least]
+        self._drop(short, Reason.NOT_ADMITTED)
         self._publish()
-        for slot in self._open:
-            self._results.append(BlockResult(slot.key, "dropped", "truncated"))
-        self.abandon()
+        self._drop(self._open, "truncated")
         self._driver.tell(ev.Touch(tuple(record_key for _, record_key in self._held)))
         results = {result.key: result for result in self._results}
         if durable:
@@ -188,9 +208,13 @@ class Batch:
 
     def abandon(self) -> None:
         """Give back the room of blocks that were not finished."""
-        for slot in self._open:
+        self._drop(self._open, "truncated")
+
+    def _drop(self, slots: list[Slot], reason: str) -> None:
+        for slot in slots:
             self._driver.tell(ev.Abandoned(slot.record_key))
-        self._open = []
+            self._results.append(BlockResult(slot.key, "dropped", reason))
+        self._open = [slot for slot in self._open if slot not in slots]
 
     def _check(self, head: BlockHead, nbytes: int) -> None:
         identity = self._namespace.identity

@@ -12,6 +12,7 @@ from contextlib import suppress
 from kvtcd.core import events as ev
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt, StoreFailed
+from kvtcd.core.events import Reason
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.policy import Policy, governing
@@ -57,6 +58,11 @@ class Tenancy:
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
 
+    @property
+    def expiring(self) -> bool:
+        """Whether a policy sets a time to live."""
+        return any(policy.disk.ttl for policy in self._policies)
+
     async def recover(self, tags: Sequence[str]) -> list[str]:
         """Take in what an earlier process left on disk; return the tags that belong to no known key.
 
@@ -98,6 +104,7 @@ class Tenancy:
         """Rebuild the index from envelopes alone; what fails its MAC or belongs nowhere is dropped."""
         assert tenant.writer is not None, "only tenants with an environment are recovered"
         known = {ns.digest: ns for ns in tenant.namespaces.values()}
+        now = time.time_ns() // 1_000_000
 
         def read(environment: Environment) -> tuple[list[tuple[int, ev.Recovered]], list[RecordKey]]:
             found, refused = [], []
@@ -114,9 +121,14 @@ class Tenancy:
                     self._metrics.foreign.inc()
                     refused.append(key)
                     continue
+                left = None if envelope.expires is None else (envelope.expires - now) // 1000
+                if left is not None and left <= 0:
+                    self._metrics.lost.labels(Reason.EXPIRED).inc()
+                    refused.append(key)
+                    continue
                 event = ev.Recovered(
                     key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint,
-                    envelope.parent,
+                    envelope.parent, envelope.first_token or 0, left,
                 )  # fmt: skip
                 found.append((envelope.created, event))
             found.sort(key=lambda pair: pair[0])  # for the order of use, which is not kept
