@@ -43,7 +43,7 @@ from typing import assert_never
 
 from kvtcd.core import events as ev
 from kvtcd.core.admission import admits
-from kvtcd.core.entry import Entry, State
+from kvtcd.core.entry import Entry, Kind, State
 from kvtcd.core.events import Action, Deny, Event, Grant, Lost, Reason, Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.residency import Residents
@@ -217,7 +217,7 @@ class Catalog:
         for key, tickets in list(self.room.promotions.items()):
             if ticket in tickets:
                 tickets.remove(ticket)
-                if not tickets and self.residents.entries[key].transfer is None:
+                if not tickets and key not in self.residents.transfers:
                     self.room.forget(key)
 
     def _moved(self, key: RecordKey, nbytes: int) -> None:
@@ -251,16 +251,17 @@ class Catalog:
                 readers = self.room.promotions.pop(entry.key, [])
                 entry.pins += len(readers)
                 self._grant(*readers)
-                if entry.behind and entry.packable and not self.room.unsettleable(entry.key):
+                if entry.kind.behind and entry.kind.packable and not self.room.unsettleable(entry.key):
                     self.room.demotions[entry.key] = None
             self._supersede(entry)
         self.residents.let_go(entry)
 
     def _supersede(self, entry: Entry) -> None:
         """Doom the partial sibling once this block is safe wherever the sibling was."""
-        older = entry.supersedes and self.residents.entries.get(entry.supersedes)
+        sibling = self.residents.superseding.get(entry.key)
+        older = sibling and self.residents.entries.get(sibling)
         if older and all(entry.ready(tier) for tier in older.copies):
-            entry.supersedes = None
+            del self.residents.superseding[entry.key]
             self._doom(older, Reason.DELETED)
 
     def _dropped(self, key: RecordKey, tier: Tier) -> None:
@@ -273,10 +274,9 @@ class Catalog:
             self._grant(*self.evicted.done(key))
 
     def _recovered(self, found: ev.Recovered) -> None:
-        entry = Entry(
-            found.key, found.namespace, found.tokens, found.raw_bytes, found.position, found.parent,
-            None if found.ttl is None else self.residents.now + found.ttl,
-        )  # fmt: skip
+        kind = Kind(found.namespace, found.tokens, found.raw_bytes)
+        expires = None if found.ttl is None else self.residents.now + found.ttl
+        entry = Entry(found.key, kind, found.position, found.parent, expires)
         self.residents.admit(entry, Tier.DISK, State.READY, found.nbytes)
 
     def _grant(self, *tickets: int) -> None:

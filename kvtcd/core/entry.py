@@ -37,28 +37,41 @@ class Transfer:
     leaving: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What many blocks have in common.
+
+    Attributes:
+        namespace: number of their namespace.
+        tokens: in each.
+        raw_bytes: of each.
+        behind: copy them down as soon as they are there.
+        packable: there is a tier below that takes them.
+    """
+
+    namespace: int
+    tokens: int
+    raw_bytes: int
+    behind: bool = False
+    packable: bool = True
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One block. There may be a million of them, so what is rare lies elsewhere.
+    """One block. There may be a million of them: what they share is one object, what is rare lies elsewhere.
 
     Attributes:
         key: its record key.
-        namespace: number of its namespace.
-        tokens: in it.
-        raw_bytes: of it.
+        kind: what it has in common with others.
         position: tokens before it in its sequence.
         parent: the block it continues.
         expires: catalog seconds after which it is not served; None: never.
-        supersedes: a partial sibling that this block makes superfluous.
-        behind: copy it down as soon as it is there.
-        packable: there is a tier below that takes it.
         failed: its last way down failed; eviction drops it, only a new request tries again.
         evict: drop the host copy as soon as there is one below and nobody reads.
         doomed: serve it no more, and drop all copies as soon as nobody uses them.
         pins: readers of the host copy.
         host: copy on the host.
         disk: copy on disk.
-        transfer: the move that runs.
         child: the first of the blocks that continue it.
         elder: the sibling before it.
         younger: the sibling after it.
@@ -67,27 +80,36 @@ class Entry:
     """
 
     key: RecordKey
-    namespace: int
-    tokens: int
-    raw_bytes: int
+    kind: Kind
     position: int = 0
     parent: RecordKey | None = None
     expires: int | None = None
-    supersedes: RecordKey | None = None
-    behind: bool = False
-    packable: bool = True
     failed: bool = False
     evict: bool = False
     doomed: bool = False
     pins: int = 0
     host: Copy | None = None
     disk: Copy | None = None
-    transfer: Transfer | None = None
     child: Entry | None = None
     elder: Entry | None = None
     younger: Entry | None = None
     host_children: int = 0
     children: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in it."""
+        return self.kind.tokens
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of it."""
+        return self.kind.raw_bytes
+
+    @property
+    def namespace(self) -> int:
+        """Number of its namespace."""
+        return self.kind.namespace
 
     def at(self, tier: Tier) -> Copy | None:
         """Return the copy in a tier."""

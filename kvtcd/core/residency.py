@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtcd.core.entry import Copy, Entry, State, Transfer
+from kvtcd.core.entry import Copy, Entry, Kind, State, Transfer
 from kvtcd.core.events import Action, Drop, Lost, Move, Reason, Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import Lineage
 from kvtcd.core.shelf import Shelf
+
+_NUMBERS = 1 << 16
+"""Numbers to keep one object of each of."""
 
 
 class Residents:
@@ -18,6 +21,8 @@ class Residents:
         shelves: sums of each tier that exists; the host tier must.
 
     Attributes:
+        transfers: the moves that run.
+        superseding: the partial sibling that each of these blocks makes superfluous.
         now: the catalog's clock, in whole seconds.
     """
 
@@ -25,9 +30,13 @@ class Residents:
         self.shelves = shelves
         self.entries: dict[RecordKey, Entry] = {}
         self.lineage = Lineage(self.entries)
+        self.transfers: dict[RecordKey, Transfer] = {}
+        self.superseding: dict[RecordKey, RecordKey] = {}
         self.actions: list[Action] = []
         self.now = 0
         self._parts: list[RecordKey] = []
+        self._kinds: dict[Kind, Kind] = {}
+        self._numbers: dict[int, int] = {}
 
     def tiers(self, key: RecordKey) -> tuple[Tier, ...]:
         """Return the tiers that can serve a block, fastest first; a block on its way in is not served."""
@@ -49,6 +58,8 @@ class Residents:
 
     def admit(self, entry: Entry, tier: Tier, state: State, nbytes: int) -> None:
         """Take in a block with its first copy."""
+        entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
+        entry.position = self._shared(entry.position)
         self.entries[entry.key] = entry
         if entry.parent == entry.key:
             entry.parent = None
@@ -56,7 +67,7 @@ class Residents:
         for child in self.lineage.children(entry.key):
             entry.children += len([t for t in Tier if child.ready(t)])
             entry.host_children += child.ready(Tier.HOST)
-        entry.put(tier, Copy(entry, State.FILLING, nbytes))
+        entry.put(tier, Copy(entry, State.FILLING, self._shared(nbytes)))
         self.shelves[tier].used += nbytes
         if state is State.READY:
             self.ready(entry, tier)
@@ -67,13 +78,19 @@ class Residents:
         if nbytes is not None:
             size = shelf.footprint(nbytes)
             shelf.used += size - copy.nbytes
-            copy.nbytes = size
+            copy.nbytes = self._shared(size)
         copy.state = State.READY
         shelf.order.insert(copy)
         shelf.blocks += 1
         if (parent := self._parent(entry)) is not None:
             parent.children += 1
             parent.host_children += tier is Tier.HOST
+
+    def _shared(self, number: int) -> int:
+        """Return the one object for a number: there are few sizes and positions, but many blocks."""
+        if len(self._numbers) > _NUMBERS:
+            self._numbers.clear()
+        return self._numbers.setdefault(number, number)
 
     def _copy(self, entry: Entry, tier: Tier) -> Copy:
         copy = entry.at(tier)
@@ -103,7 +120,7 @@ class Residents:
     def begin(self, entry: Entry, transfer: Transfer, need: int) -> None:
         """Reserve `need` bytes in the target and start the move."""
         entry.put(transfer.target, Copy(entry, State.FILLING, need))
-        entry.transfer = transfer
+        self.transfers[entry.key] = transfer
         self.shelves[transfer.target].used += need
         if transfer.leaving:
             self.shelves[transfer.source].leaving += self._copy(entry, transfer.source).nbytes
@@ -112,8 +129,7 @@ class Residents:
 
     def end(self, entry: Entry) -> Transfer:
         """Note that the move of a block has ended, either way."""
-        transfer, entry.transfer = entry.transfer, None
-        assert transfer is not None, "the mover reported the end of a move that did not run"
+        transfer = self.transfers.pop(entry.key)
         if transfer.leaving:
             self.shelves[transfer.source].leaving -= self._copy(entry, transfer.source).nbytes
         return transfer
@@ -149,7 +165,7 @@ class Residents:
 
     def let_go(self, entry: Entry) -> None:
         """Drop what is not to be kept, if nobody uses it now."""
-        if entry.pins or entry.transfer:
+        if entry.pins or entry.key in self.transfers:
             return
         if entry.doomed:
             for tier in Tier:
@@ -170,4 +186,5 @@ class Residents:
         shelf.leaving -= copy.nbytes
         if not entry.copies:
             del self.entries[entry.key]
+            self.superseding.pop(entry.key, None)
             self.lineage.remove(entry)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from kvtcd.core.entry import Entry, State, Transfer
+from kvtcd.core.entry import Entry, Kind, State, Transfer
 from kvtcd.core.events import Deny, Grant, Put, Reason, Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.residency import Residents
@@ -75,7 +75,7 @@ class Room:
         entry = self._residents.entries[key]
         if entry.ready(Tier.DISK):
             return None
-        if not entry.packable or Tier.DISK not in self._residents.shelves:
+        if not entry.kind.packable or Tier.DISK not in self._residents.shelves:
             return Reason.NO_TIER
         return Reason.TOO_LARGE if self.too_large_below(key) else None
 
@@ -95,7 +95,7 @@ class Room:
         for key in list(self.promotions):
             entry = self._residents.entries[key]
             need = host.footprint(entry.raw_bytes)
-            if entry.transfer or entry.host or not entry.ready(Tier.DISK):
+            if key in self._residents.transfers or entry.host or not entry.ready(Tier.DISK):
                 continue  # the move runs already, or a copy is just being dropped
             if not host.fits(need):
                 return need
@@ -120,11 +120,11 @@ class Room:
 
     def _entry(self, put: Put) -> Entry:
         residents = self._residents
-        return Entry(
-            put.key, put.namespace, put.tokens, put.nbytes, put.position, put.parent,
-            None if put.ttl is None else residents.now + put.ttl,
-            put.supersedes, put.behind, put.packable,
-        )  # fmt: skip
+        if put.supersedes is not None:
+            residents.superseding[put.key] = put.supersedes
+        kind = Kind(put.namespace, put.tokens, put.nbytes, put.behind, put.packable)
+        expires = None if put.ttl is None else residents.now + put.ttl
+        return Entry(put.key, kind, put.position, put.parent, expires)
 
     def _relieve_host(self, wanted: int) -> int:
         """Move the coldest down, or drop what is safe below; return the disk bytes one of them lacks."""
@@ -135,7 +135,7 @@ class Room:
         for entry in victims(residents, Tier.HOST, excess):
             if entry.ready(Tier.DISK):
                 residents.drop(entry, Tier.HOST)
-            elif entry.failed or not entry.packable or self.too_large_below(entry.key):
+            elif entry.failed or not entry.kind.packable or self.too_large_below(entry.key):
                 residents.lose(entry, Tier.HOST, Reason.NO_TIER)
             elif self.demoting >= self._max_demotions:
                 break
@@ -152,7 +152,9 @@ class Room:
             entry = self._residents.entries[key]
             if entry.ready(Tier.DISK) or not entry.ready(Tier.HOST):
                 del self.demotions[key]
-            elif not entry.transfer and (lack := self._begin_demotion(entry, leaving=False)):
+            elif key not in self._residents.transfers and (
+                lack := self._begin_demotion(entry, leaving=False)
+            ):
                 return lack
         return 0
 

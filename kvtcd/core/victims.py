@@ -69,4 +69,6 @@ class _Search:
 
     def _busy(self, entry: Entry) -> bool:
         """Tell whether a copy is read, is moving, or is the one that the host's is to leave for."""
-        return entry.transfer is not None or (entry.pins > 0 if self._tier is Tier.HOST else entry.evict)
+        if entry.key in self._residents.transfers:
+            return True
+        return entry.pins > 0 if self._tier is Tier.HOST else entry.evict

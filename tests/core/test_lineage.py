@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtcd.core.entry import Entry
+from kvtcd.core.entry import Entry, Kind
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import REACH, Lineage
 
@@ -23,7 +23,7 @@ class Tree:
 
     def add(self, number: int, tokens: int, parent: int | None) -> None:
         above = None if parent is None else key(parent)
-        entry = self.entries[key(number)] = Entry(key(number), 1, tokens, tokens, parent=above)
+        entry = self.entries[key(number)] = Entry(key(number), Kind(1, tokens, tokens), parent=above)
         self.lineage.add(entry)
 
     def remove(self, number: int) -> None:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from support.invariants import checked_victims
 
-from kvtcd.core.entry import Entry, State
+from kvtcd.core.entry import Entry, Kind, State
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.policy import Evict, EvictName, Policy
@@ -45,7 +45,7 @@ class Tiers:
 
     def add(self, number: int, parent: int | None = None, tier: Tier = Tier.HOST) -> Entry:
         above = None if parent is None else key(parent)
-        entry = Entry(key(number), 1, 1, 1, parent=above)
+        entry = Entry(key(number), Kind(1, 1, 1), parent=above)
         self.sightings.note(key(number))
         self.residents.admit(entry, tier, State.READY, 1)
         return entry

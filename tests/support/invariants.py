@@ -26,7 +26,7 @@ def check(catalog: Catalog) -> None:
         assert entry.pins >= 0
         if entry.pins:
             assert entry.ready(Tier.HOST), "3: a pinned host copy is READY and stays"
-        transfer = entry.transfer
+        transfer = residents.transfers.get(key)
         if transfer:
             assert entry.ready(transfer.source), "2: a source is READY while its transfer runs"
             assert entry.copies[transfer.target].state is State.FILLING
@@ -45,7 +45,7 @@ def check(catalog: Catalog) -> None:
                 leaving[tier] += copy.nbytes
             if copy.state is State.FILLING and tier is Tier.DISK:
                 assert transfer, "only a transfer fills the disk"
-        if not entry.doomed and not entry.transfer and not entry.pins and entry.evict:
+        if not entry.doomed and not transfer and not entry.pins and entry.evict:
             assert not (entry.ready(Tier.HOST) and entry.ready(Tier.DISK)), "who is to leave, leaves"
         if entry.parent is not None:
             assert entry in residents.lineage.children(entry.parent)
@@ -63,6 +63,7 @@ def check(catalog: Catalog) -> None:
         for key in shelf.held:
             assert residents.entries[key].continued(tier), "only what others continue is held"
     assert demoting == room.demoting
+    assert residents.transfers.keys() | residents.superseding.keys() <= residents.entries.keys()
     for key in (*room.promotions, *room.demotions):
         assert key in residents.entries, "a queue holds only known blocks"
     for put in room.puts.values():
@@ -73,7 +74,7 @@ def checked_victims(residents: Residents, tier: Tier, excess: int) -> list[Entry
     """Return what `victims` does, once it is clear that it may: for use in its place."""
     chosen = victims(residents, tier, excess)
     ready = {entry for entry in residents.entries.values() if entry.ready(tier)}
-    idle = {entry for entry in ready if not _in_use(entry, tier)}
+    idle = {entry for entry in ready if not _in_use(residents, entry, tier)}
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= idle, "nothing in use makes room"
     if not residents.shelves[tier].leaves_first:
@@ -91,9 +92,9 @@ def checked_victims(residents: Residents, tier: Tier, excess: int) -> list[Entry
     return chosen
 
 
-def _in_use(entry: Entry, tier: Tier) -> bool:
+def _in_use(residents: Residents, entry: Entry, tier: Tier) -> bool:
     leaving_host = tier is Tier.DISK and entry.evict
-    return bool(entry.transfer or leaving_host or (tier is Tier.HOST and entry.pins))
+    return bool(entry.key in residents.transfers or leaving_host or (tier is Tier.HOST and entry.pins))
 
 
 def _continued(residents: Residents, entry: Entry, tier: Tier, gone: set[Entry]) -> bool:
