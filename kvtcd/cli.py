@@ -81,6 +81,33 @@ def policy_check(file: Annotated[Path, typer.Argument(help="A policy file.")]) -
     typer.echo(f"{file}: ok ({policy.codec.name}, disk written {policy.disk.write})")
 
 
+@policies.command("simulate")
+def policy_simulate(
+    *,
+    trace: Annotated[Path, typer.Option(help="Requests as JSONL, in the format of the Mooncake traces.")],
+    policy: Annotated[list[Path], typer.Option(help="A policy file, several allowed.")],
+    budget: Annotated[
+        list[str], typer.Option(help="Room for raw blocks, 3000blocks or 64GiB, several allowed.")
+    ],
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(min=1, help="How much smaller stored blocks are, several allowed; default: 1."),
+    ] = None,
+    bytes_per_token: Annotated[
+        int | None, typer.Option(min=1, help="Raw bytes of a token in all layers, for a budget in bytes.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the hits into this PNG or SVG.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Replay a trace and show what each policy finds in a budget, between LRU and the optimum."""
+    from kvtcd.lab import simulate as lab  # noqa: PLC0415 - rich, and matplotlib or torch where asked for
+
+    lab.command(
+        trace=trace, policies=policy, budgets=budget, ratios=ratio or [1.0], bytes_per_token=bytes_per_token,
+        json=json, plot=plot,
+    )  # fmt: skip
+
+
 @app.command()
 def calibrate(
     *,

@@ -15,7 +15,7 @@ from kvtcd.core.policy import Evict, Policy
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 
-BLOCKS, CHAIN = 30_000, 50
+BLOCKS, CHAIN = 15_000, 50
 
 
 def key(number: int) -> RecordKey:

@@ -1,0 +1,154 @@
+"""`kvtcd policy simulate`: how many blocks of a trace each policy would have found in a budget.
+
+The budget is one tier, spent on packed blocks: at an end-to-end ratio R, room for B raw blocks holds R·B. The
+yardsticks hold raw blocks: plain LRU, and the optimum that knows the future. Every block counts as a whole
+one, a partial last block too. A hit is a block found as part of a leading prefix, in shares of all blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from kvtcd.config import Size, load_policy
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.policy import Evict, Policy
+from kvtcd.lab.belady import most_hits
+from kvtcd.lab.replay import Replay
+from kvtcd.lab.trace import BLOCK_TOKENS, Request, read_trace
+
+_BLOCKS = re.compile(r"(\d+) ?blocks")
+RAW_LRU = Policy("lru", evict=Evict("lru", leaves_first=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy at one budget; shares of all blocks of the trace.
+
+    Attributes:
+        policy: name of its file.
+        budget_blocks: raw blocks that the budget holds.
+        ratio: how much smaller stored blocks are, end to end.
+        hit_ratio: found.
+        stored_ratio: written.
+        hit_ratio_raw_lru: found by LRU over raw blocks.
+        belady: found at most, over raw blocks.
+        gap_closed: share of the way from the former to the latter; above 1 where packing makes up for more.
+    """
+
+    policy: str
+    budget_blocks: int
+    ratio: float
+    hit_ratio: float
+    stored_ratio: float
+    hit_ratio_raw_lru: float
+    belady: float
+    gap_closed: float
+
+
+def command(
+    *, trace: Path, policies: Sequence[Path], budgets: Sequence[str], ratios: Sequence[float],
+    bytes_per_token: int | None, json: Path | None, plot: Path | None,
+) -> None:  # fmt: skip
+    """Replay a trace and show what each policy finds.
+
+    Raises:
+        ConfigError: a file or budget is wrong.
+        Unavailable: a plot was asked for, and matplotlib is not installed.
+    """
+    tried = [load_policy(path) for path in policies]
+    blocks = [budget_blocks(budget, bytes_per_token) for budget in budgets]
+    requests = read_trace(trace)
+    console = Console()
+    with Progress(console=console) as progress:
+        rows = simulate(requests, tried, blocks, ratios, progress)
+    show(console, rows)
+    if plot:
+        from kvtcd.lab.simulate_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(rows, plot)
+    if json:
+        from kvtcd.lab.figures import write_json  # noqa: PLC0415 - loads torch
+
+        references = sum(len(request.blocks) for request in requests)
+        figures = {"trace": trace.name, "requests": len(requests), "references": references}
+        write_json(json, "policy simulate", figures | {"rows": [asdict(row) for row in rows]})
+
+
+def budget_blocks(text: str, bytes_per_token: int | None) -> int:
+    """Read a budget: ``"3000blocks"``, or a size, for which the bytes of a token must be known.
+
+    Raises:
+        ConfigError: it is neither, or holds no block.
+    """
+    if found := _BLOCKS.fullmatch(text):
+        blocks = int(found[1])
+    elif bytes_per_token is None:
+        raise ConfigError(
+            "--budget", "", f"{text!r} is not for instance 3000blocks; a size needs --bytes-per-token"
+        )
+    else:
+        try:
+            blocks = TypeAdapter(Size).validate_python(text) // (BLOCK_TOKENS * bytes_per_token)
+        except ValidationError:
+            raise ConfigError(
+                "--budget", "", f"{text!r} is neither a size, such as 64GiB, nor 3000blocks"
+            ) from None
+    if not blocks:
+        raise ConfigError("--budget", "", f"{text!r} does not hold one block")
+    return blocks
+
+
+def simulate(
+    requests: Sequence[Request], policies: Sequence[Policy], budgets: Sequence[int], ratios: Sequence[float],
+    progress: Progress | None = None,
+) -> list[Row]:  # fmt: skip
+    """Replay a trace under every policy, budget and ratio."""
+    progress = progress or Progress(disable=True)
+    references = sum(len(request.blocks) for request in requests)
+
+    def replayed(policy: Policy, capacity: int) -> tuple[float, float]:
+        replay = Replay(policy, capacity)
+        for request in progress.track(requests, description=f"{policy.name}, {capacity:,} blocks"):
+            replay.request(request)
+        return replay.hits / references, replay.stored / references
+
+    rows = []
+    for budget in budgets:
+        lru, _ = replayed(RAW_LRU, budget)
+        best = most_hits(requests, budget) / references
+        for ratio in ratios:
+            for policy in policies:
+                hits, stored = replayed(policy, int(budget * ratio))
+                gap = (hits - lru) / (best - lru) if best > lru else 0.0
+                rows.append(Row(policy.name, budget, ratio, hits, stored, lru, best, gap))
+    return rows
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("policy", lambda row: row.policy),
+    ("raw blocks", lambda row: f"{row.budget_blocks:,}"),
+    ("ratio", lambda row: f"{row.ratio:g}"),
+    ("hits", lambda row: f"{row.hit_ratio:.1%}"),
+    ("written", lambda row: f"{row.stored_ratio:.1%}"),
+    ("raw LRU", lambda row: f"{row.hit_ratio_raw_lru:.1%}"),
+    ("optimum", lambda row: f"{row.belady:.1%}"),
+    ("gap closed", lambda row: f"{row.gap_closed:.0%}"),
+)
+
+
+def show(console: Console, rows: Sequence[Row]) -> None:
+    """Print rows as a table."""
+    table = Table(title="Blocks found, of all blocks asked for")
+    for name, _ in _COLUMNS:
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in _COLUMNS))
+    console.print(table)
