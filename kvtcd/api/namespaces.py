@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
-
 from aiohttp import web
 
 from kvtcd.api.bodies import JSON, OCTETS, json_response, read_bytes, read_json, require_type
 from kvtcd.api.parameters import Target, refuse_if_stopping
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
-from kvtcd.core.errors import BadRequest
 from kvtcd.core.identity import Identity
+from kvtcd.core.keys import tokens_from_bytes
 from kvtcd.core.messages import Matches, NamespaceInfo, keys_from_json
 from kvtcd.engine.namespaces import Namespace
 
@@ -56,15 +53,5 @@ async def match(request: web.Request) -> web.Response:
         found = service.match(target.namespace, keys, target.salt)
     else:
         body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
-        found = service.match_tokens(target.namespace, _tokens(body), target.salt)
+        found = service.match_tokens(target.namespace, tokens_from_bytes(body), target.salt)
     return json_response(Matches(tuple(found)).to_json())
-
-
-def _tokens(body: bytearray) -> array[int]:
-    tokens = array("I")
-    if len(body) % tokens.itemsize:
-        raise BadRequest("body", "is not a whole number of token ids of 4 bytes each")
-    tokens.frombytes(body)
-    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
-        tokens.byteswap()
-    return tokens

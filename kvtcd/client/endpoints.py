@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from kvtcd.core import wire
 from kvtcd.core.errors import BadKey, BadRequest
 from kvtcd.core.fields import Fields
 from kvtcd.core.identity import NAMESPACE_NAME, Identity
-from kvtcd.core.keys import EngineKey, token_array
+from kvtcd.core.keys import EngineKey, token_array, tokens_to_bytes
 from kvtcd.core.messages import (
     BlockHead,
     BlockResult,
@@ -86,13 +85,10 @@ def match(name: str, keys: Iterable[bytes], options: Options) -> Call[Matches]:
 
 def match_tokens(name: str, tokens: Sequence[int], options: Options) -> Call[Matches]:
     """Ask for the longest stored prefix of a token sequence."""
-    ids = token_array(tokens)
-    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
-        ids = array("I", ids)
-        ids.byteswap()
+    ids = tokens_to_bytes(token_array(tokens))
     headers = options.headers() | {"Content-Type": OCTETS}
     return Call(
-        "POST", f"{_namespace(name)}/match", Matches.from_json, (memoryview(ids).cast("B"),), headers,
+        "POST", f"{_namespace(name)}/match", Matches.from_json, (memoryview(ids),), headers,
         options.deadline,
     )  # fmt: skip
 

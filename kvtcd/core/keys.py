@@ -68,6 +68,29 @@ def token_array(tokens: Sequence[int]) -> array[int]:
     return out
 
 
+def tokens_to_bytes(tokens: array[int]) -> bytes:
+    """Write token ids as little-endian u32, as they are hashed and sent."""
+    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
+        tokens = array("I", tokens)
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def tokens_from_bytes(data: bytes | bytearray) -> array[int]:
+    """Read what `tokens_to_bytes` wrote.
+
+    Raises:
+        BadRequest: not a whole number of ids.
+    """
+    tokens = array("I")
+    if len(data) % tokens.itemsize:
+        raise BadRequest("body", "is not a whole number of token ids of 4 bytes each")
+    tokens.frombytes(data)
+    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
+        tokens.byteswap()
+    return tokens
+
+
 def chain_root(namespace: bytes) -> EngineKey:
     """Return ``k_0``, the parent of every first block: BLAKE2b-256("kvtcd-chain-v1" ‖ namespace digest)."""
     return EngineKey(hashlib.blake2b(b"kvtcd-chain-v1" + namespace, digest_size=32).digest())
@@ -75,7 +98,7 @@ def chain_root(namespace: bytes) -> EngineKey:
 
 def chain_key(parent: EngineKey, tokens: array[int]) -> EngineKey:
     """Return ``k_i`` = BLAKE2b-256(k_{i-1} ‖ tokens as little-endian u32)."""
-    return EngineKey(hashlib.blake2b(parent + _little_endian(tokens), digest_size=32).digest())
+    return EngineKey(hashlib.blake2b(parent + tokens_to_bytes(tokens), digest_size=32).digest())
 
 
 def chain(namespace: bytes, tokens: Sequence[int], block_tokens: int) -> Iterator[ChainBlock]:
@@ -92,13 +115,6 @@ def chain(namespace: bytes, tokens: Sequence[int], block_tokens: int) -> Iterato
         piece = ids[first : first + block_tokens]
         parent, key = key, chain_key(key, piece)
         yield ChainBlock(key, parent if first else None, first, len(piece))
-
-
-def _little_endian(tokens: array[int]) -> bytes:
-    if sys.byteorder == "big":  # pragma: no cover - exercised on no machine of ours
-        tokens = array("I", tokens)
-        tokens.byteswap()
-    return tokens.tobytes()
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -162,6 +162,8 @@ class Driver:
             # The record stays on disk, unaccounted until the next start, which takes it in again.
             self.undropped.add(key)
             self._metrics.internal_errors.labels("drop").inc()
+        else:
+            self.undropped.discard(key)
         self.tell(ev.Dropped(key, Tier.DISK))
 
     def _namespace_of(self, key: RecordKey) -> Namespace:
