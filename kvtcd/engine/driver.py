@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
-from kvtcd.core.events import Event, Move, Reason, Tier
+from kvtcd.core.events import Action, Event, Move, Reason, Tier
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Origin, Outcome
@@ -20,6 +20,9 @@ from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import Memory
 
 _log = logging.getLogger(__name__)
+
+Observer = Callable[[Event, Sequence[Action]], None]
+"""Told of each event and of what the catalog answered, before any of it is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Driver:
     Attributes:
         origins: what is known of each block that has host bytes; what lies on disk says so itself.
         undropped: records that could not be removed from disk.
+        observers: told of all that happens.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class Driver:
         self.catalog = catalog
         self.origins: dict[RecordKey, Origin] = {}
         self.undropped: set[RecordKey] = set()
+        self.observers: list[Observer] = []
         self._memory, self._mover, self._registry, self._metrics = memory, mover, registry, metrics
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
@@ -105,7 +110,10 @@ class Driver:
         """Tell the catalog an event, and do what it answers."""
         pending = [event]
         for told in pending:  # dropping host bytes ends at once, and is told in the same turn
-            for action in self.catalog.handle(told):
+            actions = self.catalog.handle(told)
+            for observe in self.observers:
+                observe(told, actions)
+            for action in actions:
                 match action:
                     case ev.Grant(ticket):
                         self._answer(ticket, None)
