@@ -55,12 +55,13 @@ class NamespaceCodec:
     """Packs and unpacks the blocks of a namespace, in host memory, one half at a time.
 
     Attributes:
+        encoder, decoder: what it packs and unpacks with.
         name: what blocks are packed with, for people.
         reason: why that is not what the policy asks for, if so.
     """
 
     def __init__(self, encoder: Encoder, decoder: Decoder, name: str, reason: str | None = None) -> None:
-        self._encoder, self._decoder = encoder, decoder
+        self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
 
     def analyze(
@@ -74,14 +75,14 @@ class NamespaceCodec:
     ) -> Analyzed:
         """Begin to pack a block given as writable flat bytes; see `Encoder`."""
         return Analyzed(
-            self._encoder.analyze(
+            self.encoder.analyze(
                 torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after, scratch=scratch
             )
         )
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Inflated:
         """Begin to unpack a blob; see `BlobDecoder` and `Decoder`."""
-        return Inflated(self._decoder.inflate(blob, scratch), self._decoder)
+        return Inflated(self.decoder.inflate(blob, scratch), self.decoder)
 
 
 class Decoder(BlobDecoder):
