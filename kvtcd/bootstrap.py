@@ -129,7 +129,7 @@ async def serve(config: Config) -> None:
             await stop.wait()
             _log.info("stopping")
             notify.notify("STOPPING=1")
-            running.draining = True
+            running.drain()
         finally:
             await runner.cleanup()
 

@@ -15,7 +15,7 @@ from kvtcd.core import wire
 from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
-from kvtcd.engine.service import READ_AHEAD
+from kvtcd.engine.blocks import READ_AHEAD
 from kvtcd.engine.sessions import Batch, Slot
 
 
@@ -27,7 +27,7 @@ async def put(request: web.Request) -> web.Response:
     nbytes = declared(request, "batch", limits.batch_bytes)
     durable = wants_durable(request)
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
-        async with request.app[SERVICE].batch(target.namespace, target.salt, target.deadline) as batch:
+        async with request.app[SERVICE].blocks.batch(target.namespace, target.salt, target.deadline) as batch:
             filling = _Filling(batch, limits.batch_blocks)
             parser = wire.FrameParser(limits.block_bytes)
             async for piece in receive(request):
@@ -91,7 +91,7 @@ async def get(request: web.Request) -> web.StreamResponse:
         response.enable_chunked_encoding()
         await response.prepare(request)
         sent = 0
-        leases = request.app[SERVICE].read_many(target.namespace, keys, target.salt, target.deadline)
+        leases = request.app[SERVICE].blocks.read_many(target.namespace, keys, target.salt, target.deadline)
         try:
             async with aclosing(leases):
                 async for key, lease in leases:
@@ -115,7 +115,7 @@ async def flush(request: web.Request) -> web.Response:
     target = Target.of(request)
     body = await read_json(request)
     keys = _bounded(request, keys_from_json(body)) if body else None
-    results = await request.app[SERVICE].flush(target.namespace, keys, target.salt, target.deadline)
+    results = await request.app[SERVICE].blocks.flush(target.namespace, keys, target.salt, target.deadline)
     return json_response(results_to_json(results))
 
 
@@ -125,7 +125,7 @@ async def demote(request: web.Request) -> web.Response:
     keys, service = await _keys(request), request.app[SERVICE]
 
     async def work() -> tuple[BlockResult, ...]:
-        return tuple(await service.demote(target.namespace, keys, target.salt, target.deadline))
+        return tuple(await service.blocks.demote(target.namespace, keys, target.salt, target.deadline))
 
     operation = request.app[OPERATIONS].start(target.tenant, work)
     location = {"Location": f"/v1/operations/{operation.id}"}

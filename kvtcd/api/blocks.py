@@ -23,7 +23,7 @@ async def put(request: web.Request) -> web.Response:
     nbytes = declared(request, "block", limits.block_bytes)
     durable = wants_durable(request)
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
-        async with request.app[SERVICE].batch(target.namespace, target.salt, target.deadline) as batch:
+        async with request.app[SERVICE].blocks.batch(target.namespace, target.salt, target.deadline) as batch:
             slot = await batch.reserve(head, nbytes)
             if slot is not None:
                 async for piece in receive(request):
@@ -40,7 +40,7 @@ async def get(request: web.Request) -> web.StreamResponse:
     """``GET …/blocks/{key}``: the raw bytes."""
     target, limits = Target.of(request), request.app[LIMITS]
     key = parse_key(request.match_info["key"])
-    async with request.app[SERVICE].read(target.namespace, key, target.salt, target.deadline) as lease:
+    async with request.app[SERVICE].blocks.read(target.namespace, key, target.salt, target.deadline) as lease:
         with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
             response = web.StreamResponse(
                 headers={
@@ -61,7 +61,7 @@ async def head(request: web.Request) -> web.Response:
     """``HEAD …/blocks/{key}``: what a GET would find. It moves nothing and grants nothing."""
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    (found,) = request.app[SERVICE].match(target.namespace, [key], target.salt)
+    (found,) = request.app[SERVICE].blocks.match(target.namespace, [key], target.salt)
     if found.tier is None:
         raise NotFound
     return web.Response(
@@ -78,7 +78,7 @@ async def delete(request: web.Request) -> web.Response:
     """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished."""
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    if not await request.app[SERVICE].delete(target.namespace, [key], target.salt):
+    if not await request.app[SERVICE].blocks.delete(target.namespace, [key], target.salt):
         raise NotFound
     return web.Response(status=204)
 

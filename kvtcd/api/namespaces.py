@@ -50,8 +50,8 @@ async def match(request: web.Request) -> web.Response:
     target, service = Target.of(request), request.app[SERVICE]
     if require_type(request, JSON, OCTETS) == JSON:
         keys = keys_from_json(await read_json(request))
-        found = service.match(target.namespace, keys, target.salt)
+        found = service.blocks.match(target.namespace, keys, target.salt)
     else:
         body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
-        found = service.match_tokens(target.namespace, tokens_from_bytes(body), target.salt)
+        found = service.blocks.match_tokens(target.namespace, tokens_from_bytes(body), target.salt)
     return json_response(Matches(tuple(found)).to_json())

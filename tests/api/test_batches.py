@@ -95,7 +95,7 @@ async def test_the_last_block_may_be_partial_and_blocks_come_up_from_disk():
         await put(daemon, frame(0) + frame(1, tokens=3), Prefer="durable")
         ns = daemon.toy.service.namespace("uid:1", "demo")
         soon = asyncio.get_running_loop().time() + 10
-        await daemon.toy.service.demote(ns, [key(0), key(1)], b"", soon)
+        await daemon.toy.service.blocks.demote(ns, [key(0), key(1)], b"", soon)
         found = await get(daemon, [0, 1])
         assert [(h["tier"], h["tokens"], data) for h, data in found] == [
             ("disk", BLOCK_TOKENS, block(0)),
@@ -149,8 +149,8 @@ async def test_busy_at_the_first_block_refuses_the_request_and_later_only_drops(
         await put(daemon, frame(7) + frame(8))
         ns = daemon.toy.service.namespace("uid:1", "demo")
         soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.read(ns, key(7), b"", soon):
-            async with daemon.toy.service.read(ns, key(8), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, key(7), b"", soon):
+            async with daemon.toy.service.blocks.read(ns, key(8), b"", soon):
                 status, problem = await put(daemon, frame(0), **{"Kvtcd-Deadline-Ms": "50"})
                 assert (status, problem["type"]) == (503, "urn:kvtcd:error:busy")
             status, answer = await put(daemon, frame(0) + frame(1) + frame(2), **{"Kvtcd-Deadline-Ms": "50"})
@@ -165,7 +165,7 @@ async def test_what_comes_too_late_is_a_miss():
         await put(daemon, frame(0) + frame(1), Prefer="durable")
         ns = daemon.toy.service.namespace("uid:1", "demo")
         soon = asyncio.get_running_loop().time() + 10
-        await daemon.toy.service.demote(ns, [key(1)], b"", soon)
+        await daemon.toy.service.blocks.demote(ns, [key(1)], b"", soon)
         (codec,) = daemon.toy.codecs
         original = codec.inflate
 

@@ -229,7 +229,7 @@ async def test_no_room_in_time_is_busy_and_says_when_to_come_back():
             pass
         soon = asyncio.get_running_loop().time() + 10
         async with (
-            daemon.toy.service.read(ns, bytes.fromhex(KEY), b"", soon),  # pins the only room
+            daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon),  # pins the only room
             put(daemon, key="cd", headers={"Kvtcd-Deadline-Ms": "50"}) as answer,
         ):
             assert answer.status == 503
@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_while_it_waits_for_room_waits_no_longer():
         async with put(daemon):
             pass
         soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.read(ns, bytes.fromhex(KEY), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon):
             _, writer = await asyncio.open_unix_connection(daemon.socket)
             writer.write(
                 f"PUT {path('cd', tokens=BLOCK_TOKENS)} HTTP/1.1\r\nHost: a\r\nContent-Length: {BLOCK_BYTES}"
@@ -262,7 +262,7 @@ async def test_a_stopping_daemon_takes_nothing_new_but_still_serves():
         await daemon.register()
         async with put(daemon):
             pass
-        daemon.toy.service.draining = True
+        daemon.toy.service.drain()
         async with put(daemon, key="cd") as answer:
             assert answer.status == 503
             assert "Retry-After" in answer.headers

@@ -160,7 +160,7 @@ async def test_continue_is_sent_only_to_those_who_are_welcome():
         }
         for data, status in refused.items():
             assert statuses(await daemon.raw(data, wait=0.3)) == [status]
-        daemon.toy.service.draining = True
+        daemon.toy.service.drain()
         assert statuses(await daemon.raw(put_head("Expect: 100-continue"), wait=0.3)) == [503]
 
 

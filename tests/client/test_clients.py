@@ -132,7 +132,7 @@ async def test_put_many_and_get_many(client, daemon, monkeypatch):
     assert [(r.key, r.outcome) for r in results] == [(ln.key, "stored") for ln in links]
     service = daemon.toy.service
     ns = service.namespace("uid:1", "demo")
-    records = [service._record_key(ns, b"", link.key) for link in links]
+    records = [service.blocks._record_key(ns, b"", link.key) for link in links]
     parents = [daemon.toy.catalog.residents.entries[record].parent for record in records]
     assert parents == [None, *records[:-1]], "groups do not break the chain"
 
@@ -190,7 +190,7 @@ async def test_operating(client, daemon):
     assert (info.version, info.api, info.boot_id) == (__version__, 1, daemon.toy.service.boot_id)
     assert (await client.stats())["boot_id"] == info.boot_id
     assert await client.ready() is True
-    daemon.toy.service.draining = True
+    daemon.toy.service.drain()
     assert await client.ready() is False
     with pytest.raises(errors.Stopping):
         await client.put("demo", head(1), block(1))
@@ -227,7 +227,7 @@ async def test_no_room_is_busy_even_for_a_body_that_is_still_being_sent(kind):
         await client.put("demo", big, bytes(nbytes))
         ns = daemon.toy.service.namespace("uid:1", "demo")
         soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.read(ns, key(1), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, key(1), b"", soon):
             for _ in range(2):
                 with pytest.raises(errors.Busy) as caught:
                     await client.put("demo", replace(big, key=key(2)), bytes(nbytes), deadline=0.05)

@@ -27,7 +27,7 @@ def key(number: int) -> EngineKey:
 
 async def store(service, ns, *heads: BlockHead, durable: bool = True) -> list[str]:
     """Store blocks of these heads in one batch; return the outcomes in their order."""
-    async with service.batch(ns, b"", soon()) as batch:
+    async with service.blocks.batch(ns, b"", soon()) as batch:
         for head in heads:
             slot = await batch.reserve(head, LAYOUT.nbytes(head.tokens))
             if slot is not None:
@@ -51,7 +51,7 @@ async def test_a_block_is_stored_when_it_is_offered_for_the_second_time(tmp_path
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         outcomes = [await store(toy.service, ns, *chain(2)) for _ in range(3)]
-        toy.service.match(ns, [key(7)], b"")
+        toy.service.blocks.match(ns, [key(7)], b"")
         unseen = await store(toy.service, ns, BlockHead(key(7), BLOCK_TOKENS, first_token=0))
 
     assert outcomes == [["not-admitted"] * 2, ["stored"] * 2, ["duplicate"] * 2]
@@ -115,10 +115,12 @@ async def test_the_end_of_a_prefix_makes_room_before_its_beginning(tmp_path) -> 
     async with toy_service(tmp_path, host=4 * BLOCK_BYTES, disk=0, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(4), durable=False)
-        async with toy.service.read(ns, key(3), b"", soon()):
+        async with toy.service.blocks.read(ns, key(3), b"", soon()):
             pass  # the end is the youngest now
         await store(toy.service, ns, *chain(1, start=9), durable=False)
-        there = [match.tier is not None for match in toy.service.match(ns, [key(i) for i in range(4)], b"")]
+        there = [
+            match.tier is not None for match in toy.service.blocks.match(ns, [key(i) for i in range(4)], b"")
+        ]
 
     assert there == [True, True, True, False]
 
@@ -129,7 +131,7 @@ async def test_a_block_is_forgotten_when_its_time_is_over(tmp_path, monkeypatch)
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(2))
-        before = [match.tier for match in toy.service.match(ns, [key(0)], b"")]
+        before = [match.tier for match in toy.service.blocks.match(ns, [key(0)], b"")]
         await until(lambda: not toy.service.stats().blocks)
         used = {tier: sums.used for tier, sums in toy.service.stats().tiers.items()}
         expired = toy.service.metrics.lost.labels("expired")._value.get()
@@ -150,7 +152,7 @@ async def test_the_time_of_a_block_goes_on_while_the_daemon_does_not_run(tmp_pat
         ns = toy.service.namespace(TENANT, "n")
         (entry,) = toy.catalog.residents.entries.values()
         left = entry.expires - toy.catalog.residents.now
-        await toy.service.demote(ns, [key(0)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(0)], b"", soon())
     monkeypatch.setattr(time, "time_ns", lambda: clock() + 1001 * 10**9)
     async with toy_service(tmp_path) as toy:
         blocks = toy.service.stats().blocks
@@ -169,8 +171,8 @@ async def test_a_block_that_came_up_from_disk_keeps_its_time(tmp_path) -> None:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(1))
         (origin,) = toy.service._driver.origins.values()
-        await toy.service.demote(ns, [key(0)], b"", soon())
-        async with toy.service.read(ns, key(0), b"", soon()):
+        await toy.service.blocks.demote(ns, [key(0)], b"", soon())
+        async with toy.service.blocks.read(ns, key(0), b"", soon()):
             (again,) = toy.service._driver.origins.values()
 
     assert origin.expires == origin.created + 1_000_000

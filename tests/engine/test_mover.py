@@ -25,7 +25,7 @@ def soon() -> float:
 
 
 async def store(service, ns, *, key, data, durable=False) -> None:
-    async with service.batch(ns, b"", soon()) as batch:
+    async with service.blocks.batch(ns, b"", soon()) as batch:
         tokens = len(data) // LAYOUT.token_bytes
         slot = await batch.reserve(BlockHead(key, tokens, first_token=0), len(data))
         slot.write(memoryview(data))
@@ -33,7 +33,7 @@ async def store(service, ns, *, key, data, durable=False) -> None:
 
 
 async def fetch(service, ns, key) -> bytes:
-    async with service.read(ns, key, b"", soon()) as lease:
+    async with service.blocks.read(ns, key, b"", soon()) as lease:
         return b"".join(bytes(piece) for piece in lease.pieces())
 
 
@@ -63,7 +63,7 @@ async def test_a_block_is_read_while_the_one_before_it_is_unpacked(tmp_path) -> 
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for number, key in enumerate(KEYS):
             await store(toy.service, ns, key=key, data=block(number))
-        await toy.service.demote(ns, KEYS, b"", soon())
+        await toy.service.blocks.demote(ns, KEYS, b"", soon())
         meetings, codec = Meetings(BLOCKS), toy.codecs[0]
         environment = toy.service._registry.tenants[TENANT].writer.environment
         read, inflate = environment.read, codec.inflate
@@ -100,8 +100,8 @@ async def test_a_block_is_transformed_while_the_one_before_it_is_deflated(tmp_pa
         codec.analyze, codec.encode = analyzing, encoding
         for number, key in enumerate(KEYS):
             await store(toy.service, ns, key=key, data=block(number))
-        results = await toy.service.flush(ns, KEYS, b"", soon())
-        await toy.service.demote(ns, KEYS, b"", soon())
+        results = await toy.service.blocks.flush(ns, KEYS, b"", soon())
+        await toy.service.blocks.demote(ns, KEYS, b"", soon())
         bodies = [await fetch(toy.service, ns, key) for key in KEYS]
 
     assert [result.outcome for result in results] == ["stored"] * BLOCKS
@@ -113,7 +113,7 @@ async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path) ->
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for number, key in enumerate(KEYS):
             await store(toy.service, ns, key=key, data=block(number))
-        await toy.service.demote(ns, KEYS, b"", soon())
+        await toy.service.blocks.demote(ns, KEYS, b"", soon())
         tenant = toy.service._registry.tenants[TENANT]
         damaged = {1: 5, 4: -1}
         for number, at in damaged.items():
@@ -123,7 +123,7 @@ async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path) ->
             put = Put(key, envelope, blob)
             await tenant.writer.exclusive(lambda env, put=put: env.write([put], []))
         bodies = await asyncio.gather(*(fetch(toy.service, ns, key) for key in KEYS), return_exceptions=True)
-        tiers = [match.tier for match in toy.service.match(ns, KEYS, b"")]
+        tiers = [match.tier for match in toy.service.blocks.match(ns, KEYS, b"")]
         check(toy.catalog)
 
     for number, body in enumerate(bodies):
@@ -141,13 +141,13 @@ async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path) 
         small = [EngineKey(bytes([100 + number]) * 32) for number in range(6)]
         for number, key in enumerate(small):  # fill the host with halves, then free every other one
             await store(toy.service, ns, key=key, data=block(number, half), durable=True)
-        await toy.service.demote(ns, small[::2], b"", soon())
+        await toy.service.blocks.demote(ns, small[::2], b"", soon())
         data = block(9)
         await store(toy.service, ns, key=KEYS[0], data=data)
         down = [len(pieces) for pieces in toy.memory._blocks.values()]
-        await toy.service.demote(ns, KEYS[:1], b"", soon())
+        await toy.service.blocks.demote(ns, KEYS[:1], b"", soon())
         await store(toy.service, ns, key=KEYS[1], data=block(10))  # other bytes where it lay
-        await toy.service.delete(ns, KEYS[1:2], b"")
+        await toy.service.blocks.delete(ns, KEYS[1:2], b"")
         body = await fetch(toy.service, ns, KEYS[0])
         up = [len(pieces) for pieces in toy.memory._blocks.values()]
         rest = [await fetch(toy.service, ns, key) for key in small]
@@ -161,7 +161,7 @@ async def test_the_time_of_every_stage_is_counted(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, key=KEYS[0], data=block(0))
-        await toy.service.demote(ns, KEYS[:1], b"", soon())
+        await toy.service.blocks.demote(ns, KEYS[:1], b"", soon())
         await fetch(toy.service, ns, KEYS[0])
         text = toy.service.metrics_text().decode()
 

@@ -43,7 +43,7 @@ def key(number: int) -> EngineKey:
 
 async def store(service, ns, items, *, salt=b"", durable=False, deadline=None):
     """Store {key: bytes} as independent blocks."""
-    async with service.batch(ns, salt, deadline or soon()) as batch:
+    async with service.blocks.batch(ns, salt, deadline or soon()) as batch:
         for number, data in items.items():
             tokens = len(data) // LAYOUT.token_bytes
             slot = await batch.reserve(BlockHead(key(number), tokens, first_token=0), len(data))
@@ -53,7 +53,7 @@ async def store(service, ns, items, *, salt=b"", durable=False, deadline=None):
 
 
 async def fetch(service, ns, number, *, salt=b"") -> bytes:
-    async with service.read(ns, key(number), salt, soon()) as lease:
+    async with service.blocks.read(ns, key(number), salt, soon()) as lease:
         return b"".join(bytes(p) for p in lease.pieces())
 
 
@@ -62,8 +62,8 @@ async def test_a_block_comes_back_from_host_and_from_disk(tmp_path) -> None:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         results = await store(toy.service, ns, {1: block(1)}, durable=True)
         from_host = await fetch(toy.service, ns, 1)
-        await toy.service.demote(ns, [key(1)], b"", soon())
-        on_disk = toy.service.match(ns, [key(1)], b"")
+        await toy.service.blocks.demote(ns, [key(1)], b"", soon())
+        on_disk = toy.service.blocks.match(ns, [key(1)], b"")
         from_disk = await fetch(toy.service, ns, 1)
 
     assert [(r.key, r.outcome) for r in results] == [(key(1), "stored")]
@@ -119,7 +119,7 @@ async def test_what_follows_a_block_is_known_when_it_is_packed(tmp_path) -> None
     tokens = list(range(4 * BLOCK_TOKENS + 3))
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
-        async with toy.service.batch(ns, b"", soon()) as batch:
+        async with toy.service.blocks.batch(ns, b"", soon()) as batch:
             for number, link in enumerate(chain(ns.digest, tokens, BLOCK_TOKENS)):
                 data = block(number, link.tokens)
                 slot = await batch.reserve(BlockHead(link.key, link.tokens, link.first), len(data))
@@ -135,7 +135,7 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
 
     async def put(service, ns, sequence, supersedes=None):
         links = list(chain(ns.digest, sequence, BLOCK_TOKENS))
-        async with service.batch(ns, b"", soon()) as batch:
+        async with service.blocks.batch(ns, b"", soon()) as batch:
             for link in links:
                 data = block(link.tokens, link.tokens)
                 head = BlockHead(link.key, link.tokens, link.first, link.parent, supersedes)
@@ -149,14 +149,14 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
         service = toy.service
         ns = await service.register(TENANT, "n", IDENTITY)
         links = await put(service, ns, tokens)
-        longer = service.match_tokens(ns, [*tokens, 7, 8, 9], b"")
-        same = service.match_tokens(ns, tokens, b"")
-        diverging = service.match_tokens(ns, [*tokens[:-1], 0, 0], b"")
+        longer = service.blocks.match_tokens(ns, [*tokens, 7, 8, 9], b"")
+        same = service.blocks.match_tokens(ns, tokens, b"")
+        diverging = service.blocks.match_tokens(ns, [*tokens[:-1], 0, 0], b"")
         short = await put(service, ns, [1, 2, 3])
-        of_short = service.match_tokens(ns, [1, 2, 3, 4], b"")
+        of_short = service.blocks.match_tokens(ns, [1, 2, 3, 4], b"")
         grown = [*tokens, *range(11)]
         full = await put(service, ns, grown, supersedes=links[-1].key)
-        superseded = service.match(ns, [links[-1].key], b"")
+        superseded = service.blocks.match(ns, [links[-1].key], b"")
 
     assert [m.key for m in longer] == [m.key for m in same] == [link.key for link in links]
     assert [m.tokens for m in longer] == [16, 16, 5]
@@ -170,7 +170,7 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1), 2: block(2)})
-        await toy.service.demote(ns, [key(1), key(2)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(1), key(2)], b"", soon())
         tenant = toy.service._registry.tenants[TENANT]
         records = {s.key: tenant.writer.environment.read(s.key) for s in tenant.writer.environment.scan()}
         (a, (envelope_a, blob_a)), (b, _) = records.items()
@@ -181,7 +181,7 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
         for number in (1, 2):
             with pytest.raises(NotFound):
                 await fetch(toy.service, ns, number)
-        gone = toy.service.match(ns, [key(1), key(2)], b"")
+        gone = toy.service.blocks.match(ns, [key(1), key(2)], b"")
         text = toy.service.metrics_text().decode()
         stored = await store(toy.service, ns, {1: block(1)}, durable=True)
         check(toy.catalog)
@@ -199,11 +199,11 @@ async def test_a_block_without_its_profile_is_forgotten_and_stored_anew(tmp_path
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1)})
-        await toy.service.demote(ns, [key(1)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(1)], b"", soon())
         toy.codecs[0].inflate = missing
         with pytest.raises(NotFound):
             await fetch(toy.service, ns, 1)
-        gone = toy.service.match(ns, [key(1)], b"")
+        gone = toy.service.blocks.match(ns, [key(1)], b"")
         del toy.codecs[0].inflate
         again = await store(toy.service, ns, {1: block(1)}, durable=True)
         check(toy.catalog)
@@ -253,9 +253,9 @@ async def test_tenants_never_meet(tmp_path) -> None:
         theirs = await toy.service.register("uid:2", "n", IDENTITY)
         await store(toy.service, ours, {1: block(1)}, durable=True)
         await store(toy.service, ours, {2: block(2)}, salt=b"s", durable=True)
-        assert toy.service.match(theirs, [key(1)], b"")[0].tier is None
-        assert toy.service.match(ours, [key(2)], b"")[0].tier is None
-        assert toy.service.match(ours, [key(2)], b"s")[0].tier is Tier.HOST
+        assert toy.service.blocks.match(theirs, [key(1)], b"")[0].tier is None
+        assert toy.service.blocks.match(ours, [key(2)], b"")[0].tier is None
+        assert toy.service.blocks.match(ours, [key(2)], b"s")[0].tier is Tier.HOST
         with pytest.raises(NotFound):
             await fetch(toy.service, theirs, 1)
         with pytest.raises(UnknownNamespace):
@@ -306,7 +306,7 @@ async def test_a_name_belongs_to_one_identity(tmp_path) -> None:
 async def test_a_block_of_another_shape_is_refused(tmp_path, tokens, nbytes) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
-        async with toy.service.batch(ns, b"", soon()) as batch:
+        async with toy.service.blocks.batch(ns, b"", soon()) as batch:
             with pytest.raises(BlockMismatch):
                 await batch.reserve(BlockHead(key(1), tokens), nbytes)
 
@@ -315,7 +315,7 @@ async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
     async with toy_service(tmp_path, disk=0) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for _ in range(100):
-            async with toy.service.batch(ns, b"", soon()) as batch:
+            async with toy.service.blocks.batch(ns, b"", soon()) as batch:
                 slot = await batch.reserve(BlockHead(key(1), BLOCK_TOKENS), BLOCK_BYTES)
                 slot.write(memoryview(block(1)[:100]))
         assert len(toy.catalog.residents.entries) == 0
@@ -329,7 +329,10 @@ async def test_a_put_without_room_is_refused_in_time(tmp_path) -> None:
     async with toy_service(tmp_path, host=2 * BLOCK_BYTES, disk=0, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1), 2: block(2)})
-        async with toy.service.read(ns, key(1), b"", soon()), toy.service.read(ns, key(2), b"", soon()):
+        async with (
+            toy.service.blocks.read(ns, key(1), b"", soon()),
+            toy.service.blocks.read(ns, key(2), b"", soon()),
+        ):
             with pytest.raises(Busy):
                 await store(toy.service, ns, {3: block(3)}, deadline=soon(0.05))
         results = await store(toy.service, ns, {3: block(3)})
@@ -359,8 +362,8 @@ async def test_a_full_disk_refuses_and_recovers(tmp_path) -> None:
         refused = await store(toy.service, ns, {1: block(1)}, durable=True)
         from_host = await fetch(toy.service, ns, 1)
         environment.write = write
-        flushed = await toy.service.flush(ns, [key(1)], b"", soon())
-        await toy.service.demote(ns, [key(1)], b"", soon())
+        flushed = await toy.service.blocks.flush(ns, [key(1)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(1)], b"", soon())
         from_disk = await fetch(toy.service, ns, 1)
         check(toy.catalog)
 
@@ -377,7 +380,7 @@ async def test_one_promotion_serves_all_who_wait(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1)})
-        await toy.service.demote(ns, [key(1)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(1)], b"", soon())
         bodies = await asyncio.gather(*(fetch(toy.service, ns, 1) for _ in range(50)))
         text = toy.service.metrics_text().decode()
     assert bodies == [block(1)] * 50
@@ -388,7 +391,7 @@ async def test_readers_who_leave_keep_no_pin(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {i: block(i) for i in range(8)})
-        await toy.service.demote(ns, [key(i) for i in range(8)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(i) for i in range(8)], b"", soon())
         rng = random.Random(1)
         tasks = [asyncio.create_task(fetch(toy.service, ns, rng.randrange(8))) for _ in range(200)]
         for task in tasks:
@@ -405,9 +408,11 @@ async def test_many_are_read_in_order_with_misses_between(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {i: block(i) for i in range(0, 10, 2)})
-        await toy.service.demote(ns, [key(i) for i in range(0, 10, 2)], b"", soon())
+        await toy.service.blocks.demote(ns, [key(i) for i in range(0, 10, 2)], b"", soon())
         found = []
-        async for engine_key, lease in toy.service.read_many(ns, [key(i) for i in range(10)], b"", soon()):
+        async for engine_key, lease in toy.service.blocks.read_many(
+            ns, [key(i) for i in range(10)], b"", soon()
+        ):
             body = b"".join(bytes(p) for p in lease.pieces()) if lease else None
             found.append((engine_key, body))
         assert all(entry.pins == 0 for entry in toy.catalog.residents.entries.values())
@@ -446,7 +451,7 @@ async def test_a_service_against_a_dict(tmp_path) -> None:
                     except NotFound:
                         pass
                 else:
-                    await toy.service.delete(ns, [key(number)], b"")
+                    await toy.service.blocks.delete(ns, [key(number)], b"")
 
         await asyncio.gather(*(client(seed) for seed in range(8)))
         await toy.service._driver.idle()

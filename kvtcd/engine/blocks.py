@@ -1,0 +1,175 @@
+"""What is done with the blocks of a namespace: matched, stored, read, moved, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+from kvtcd.core import events as ev
+from kvtcd.core.errors import Busy, KvtcdError, NotFound, Stopping
+from kvtcd.core.events import Reason
+from kvtcd.core.keys import EngineKey, RecordKey
+from kvtcd.core.messages import BlockMatch, BlockResult
+from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.matching import Matcher
+from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.namespaces import Namespace
+from kvtcd.engine.ports import Memory
+from kvtcd.engine.sessions import Batch, Lease, settle
+from kvtcd.engine.tenancy import Tenancy
+
+READ_AHEAD = 4
+"""Blocks of one request that are fetched before their turn."""
+
+
+class Blocks:
+    """The blocks of all namespaces. All methods belong to the loop; `deadline` is a time of the loop's clock.
+
+    Args:
+        driver: owns the catalog.
+        memory: the host tier.
+        tenancy: tenants and namespaces.
+        metrics: told what was found.
+
+    Attributes:
+        draining: no blocks are taken any more.
+    """
+
+    def __init__(self, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics) -> None:
+        self.draining = False
+        self._driver, self._memory, self._tenancy, self._metrics = driver, memory, tenancy, metrics
+        self._registry = tenancy.registry
+
+    def match(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[BlockMatch]:
+        """Say of each key whether it can be served, and from where; this marks nothing as used."""
+        return self._matcher(namespace, salt).by_keys(keys)
+
+    def match_tokens(self, namespace: Namespace, tokens: Sequence[int], salt: bytes) -> list[BlockMatch]:
+        """Return the longest stored prefix of a token sequence under our own key chain."""
+        return self._matcher(namespace, salt).by_tokens(tokens, namespace.identity.block_tokens)
+
+    def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
+        keys = self._registry.tenants[namespace.tenant].keys
+        return Matcher(self._driver.catalog, keys, namespace.digest, salt)
+
+    @asynccontextmanager
+    async def batch(self, namespace: Namespace, salt: bytes, deadline: float) -> AsyncIterator[Batch]:
+        """Store blocks of one request; what is not committed when the context ends is given back.
+
+        Raises:
+            Stopping: no blocks are taken any more.
+        """
+        if self.draining:
+            raise Stopping
+        batch = Batch(
+            self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline
+        )
+        try:
+            yield batch
+        finally:
+            batch.abandon()
+
+    @asynccontextmanager
+    async def read(
+        self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
+    ) -> AsyncIterator[Lease]:
+        """Hold one block in host memory while it is read, bringing it up if need be.
+
+        Raises:
+            NotFound: it is not here, or proved to be damaged.
+            Busy: it is here, but could not be brought up now.
+            DeadlineExceeded: not within the caller's time.
+        """
+        record_key = self._record_key(namespace, salt, key)
+        tiers = self._driver.catalog.tiers(record_key)
+        request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
+        reason = await self._driver.ask(request, deadline)
+        if reason in (Reason.FAILED, Reason.TOO_LARGE):
+            self._metrics.gets.labels(reason).inc()
+            raise Busy("the way up from disk")
+        if reason is not None:
+            self._metrics.gets.labels("nowhere").inc()
+            raise NotFound
+        self._metrics.gets.labels(tiers[0]).inc()
+        entry = self._driver.catalog.residents.entries[record_key]
+        try:
+            yield Lease(key, entry.raw_bytes, entry.tokens, tiers[0], list(self._memory.pieces(record_key)))
+        finally:
+            self._driver.tell(ev.Release(record_key))
+
+    async def read_many(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
+    ) -> AsyncGenerator[tuple[EngineKey, Lease | None], None]:
+        """Yield each key with its lease, or None for a miss; a lease ends when the next one is asked for.
+
+        A few blocks are brought up ahead of their turn, so that reading and unpacking overlap.
+        """
+
+        async def enter(stack: AsyncExitStack, key: EngineKey) -> Lease | None:
+            try:
+                return await stack.enter_async_context(self.read(namespace, key, salt, deadline))
+            except (NotFound, Busy):
+                return None
+
+        ahead: deque[tuple[EngineKey, AsyncExitStack, asyncio.Task[Lease | None]]] = deque()
+        waiting = iter(keys)
+        try:
+            while True:
+                while len(ahead) < READ_AHEAD and (key := next(waiting, None)) is not None:
+                    stack = AsyncExitStack()
+                    ahead.append((key, stack, asyncio.create_task(enter(stack, key))))
+                if not ahead:
+                    break
+                key, stack, task = ahead[0]
+                yield key, await task
+                ahead.popleft()
+                await stack.aclose()
+            self._driver.tell(ev.Touch(tuple(self._record_key(namespace, salt, key) for key in keys)))
+        finally:
+            for _, stack, task in ahead:
+                task.cancel()
+                with suppress(asyncio.CancelledError, KvtcdError):
+                    await task
+                await stack.aclose()
+
+    async def delete(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> int:
+        """Remove blocks, durably; return how many there were. Readers finish first.
+
+        Raises:
+            StoreFailed: a record could not be removed from disk.
+        """
+        record_keys = [self._record_key(namespace, salt, key) for key in keys]
+        known = [key for key in record_keys if self._driver.catalog.tiers(key)]
+        await self._tenancy.delete(known, self._registry.tenants[namespace.tenant])
+        return len(known)
+
+    async def flush(
+        self, namespace: Namespace, keys: Sequence[EngineKey] | None, salt: bytes, deadline: float
+    ) -> list[BlockResult]:
+        """Return once blocks are durable on disk; `keys` None: all of the namespace that have host bytes."""
+        if keys is None:
+            return await self.flush_all(namespace, deadline)
+        return await self._settle(namespace, keys, salt, deadline, evict=False)
+
+    async def demote(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
+    ) -> list[BlockResult]:
+        """Return once blocks are durable on disk and gone from the host."""
+        return await self._settle(namespace, keys, salt, deadline, evict=True)
+
+    async def _settle(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool
+    ) -> list[BlockResult]:
+        pairs = [(key, self._record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
+        tenant = self._registry.tenants[namespace.tenant]
+        return await settle(self._driver, tenant, pairs, deadline, evict=evict)
+
+    async def flush_all(self, namespace: Namespace, deadline: float) -> list[BlockResult]:
+        """Return once all blocks of a namespace that have host bytes are durable on disk."""
+        pairs = [(o.engine_key, key) for key, o in self._driver.origins.items() if o.namespace is namespace]
+        return await settle(self._driver, self._registry.tenants[namespace.tenant], pairs, deadline)
+
+    def _record_key(self, namespace: Namespace, salt: bytes, key: EngineKey) -> RecordKey:
+        return self._registry.tenants[namespace.tenant].keys.record_key(namespace.digest, salt, key)
