@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from kvtcd import __version__, config
+from kvtcd import __version__, cli_eval, config
 from kvtcd.core.errors import AlreadyRunning, ConfigError, KvtcdError, Unavailable
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_he
 app.add_typer(profiles, name="profile")
 benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
 app.add_typer(benches, name="bench")
+app.add_typer(cli_eval.app, name="eval")
 
 EXIT_CODES = {ConfigError: 2, Unavailable: 69, AlreadyRunning: 75}
 

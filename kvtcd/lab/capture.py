@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from kvtcd.lab.models import LoadedModel
 
+PREFILL_STEP = 2048
+"""Tokens of one forward pass of a long context."""
+
 
 def windows(
     texts: Sequence[Sequence[int]], length: int, per_text: int | None = None
@@ -41,8 +44,13 @@ def windows(
                 yield index, text[start : start + length]
 
 
-def prefill(loaded: LoadedModel, tokens: Sequence[int]) -> DynamicCache:
-    """Return the cache of one forward pass over `tokens` at positions 0 to T-1.
+def prefill(loaded: LoadedModel, tokens: Sequence[int], step: int = PREFILL_STEP) -> DynamicCache:
+    """Return the cache of `tokens` at positions 0 to T-1.
+
+    Args:
+        loaded: the model.
+        tokens: ids.
+        step: tokens of one forward pass, which bounds memory; passes of another size round otherwise.
 
     Raises:
         UnsupportedCache: a layer does not keep its whole past.
@@ -53,7 +61,11 @@ def prefill(loaded: LoadedModel, tokens: Sequence[int]) -> DynamicCache:
 
     with torch.no_grad():
         ids = torch.tensor([tokens], device=loaded.model.device)
-        cache: DynamicCache = loaded.model(ids, use_cache=True, logits_to_keep=1).cache
+        cache: DynamicCache | None = None
+        for start in range(0, len(tokens), step):
+            part = ids[:, start : start + step]
+            cache = loaded.model(part, cache=cache, use_cache=True, logits_to_keep=1).cache
+    assert cache is not None, "no tokens"
     require_full_attention(cache)
     return cache
 

@@ -8,6 +8,8 @@ of further tokens, since a run of another shape differs by rounding alone.
 `ratio` is over the *coded* tokens, those that are neither one of the first `SINKS` nor of the last `WINDOW`
 of the context, at 16 bits per value, and counts every byte stored for them: headers, section and chunk
 tables, ranges and padding of all blocks they are in. `ratio_all` is over every token of the context.
+
+Memory is that of one document: its cache twice, and its logits three times.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder
+from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Reason
 from kvtcd.codec.rope import Rotation
 from kvtcd.codec.transform import rows, views
 from kvtcd.core.blob import Blob, parse
@@ -32,6 +35,8 @@ from kvtcd.lab.models import LoadedModel
 SINKS = 4
 WINDOW = 128
 _BITS = 16
+_POSITIONS = 64
+"""Rows of logits that are compared at once: vocabularies are large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,10 @@ class Document:
 class Size:
     """Bits at 16 a value, and bits stored; of the coded tokens and of all. Sizes add up over documents."""
 
-    coded_raw: float
-    coded: float
-    all_raw: float
-    all: float
+    coded_raw: float = 0
+    coded: float = 0
+    all_raw: float = 0
+    all: float = 0
 
     def __add__(self, other: Size) -> Size:
         return Size(
@@ -111,11 +116,13 @@ class Measured:
         quality: how the model reads on.
         error: by stream, squared error of the coded tokens relative to their energy about their mean, RoPE
             undone.
+        refused: blocks with coded tokens that the codec stored losslessly instead.
     """
 
     size: Size
     quality: Quality
     error: dict[str, float]
+    refused: int
 
 
 def read(loaded: LoadedModel, identity: Identity, tokens: Sequence[int], context: int) -> Document:
@@ -124,10 +131,20 @@ def read(loaded: LoadedModel, identity: Identity, tokens: Sequence[int], context
     Raises:
         UnsupportedCache: a layer of the model does not keep its whole past.
     """
-    blocks = cut(loaded, identity, tokens[:context])
+    blocks = cut(prefill(loaded, tokens[:context]), identity)
     continuation = tuple(tokens[context:])
     logits = continue_behind(loaded, [block.raw for block in blocks], identity.layout, continuation)
     return Document(blocks, continuation, logits)
+
+
+def noise(loaded: LoadedModel, tokens: Sequence[int], document: Document, step: int) -> Quality:
+    """Return what rounding alone does to a document, no codec in between: the floor of every measure.
+
+    The model reads the context again, `step` tokens at a time. The sums are the same, their order is not.
+    """
+    context = len(tokens) - len(document.continuation)
+    cache = prefill(loaded, tokens[:context], step)
+    return quality(document.logits, _logits(loaded, cache, document.continuation), document.continuation)
 
 
 def measure(
@@ -141,17 +158,17 @@ def measure(
         size=size(identity.layout, document.blocks, encoded),
         quality=quality(document.logits, logits, document.continuation),
         error=errors(identity, document.blocks, decoded),
+        refused=sum(packed.reason not in {None, Reason.WINDOW} for packed in encoded),
     )
 
 
-def cut(loaded: LoadedModel, identity: Identity, context: Sequence[int]) -> tuple[Block, ...]:
-    """Prefill a context and cut its cache into blocks of the namespace, the last one perhaps shorter."""
-    cache = prefill(loaded, context)
-    blocks = []
-    for start in range(0, len(context), identity.block_tokens):
-        stop = min(start + identity.block_tokens, len(context))
-        raw = raw_block(cache, start, stop, identity.layout)
-        blocks.append(Block(raw, start, stop - start, len(context) - stop))
+def cut(cache: DynamicCache, identity: Identity, start: int = 0) -> tuple[Block, ...]:
+    """Cut a cache from token `start` on into blocks of the namespace, the last one perhaps shorter."""
+    blocks, length = [], cache.get_seq_length()
+    for first in range(start, length, identity.block_tokens):
+        stop = min(first + identity.block_tokens, length)
+        raw = raw_block(cache, first, stop, identity.layout)
+        blocks.append(Block(raw, first, stop - first, length - stop))
     return tuple(blocks)
 
 
@@ -172,11 +189,7 @@ def continue_behind(
     loaded: LoadedModel, raw: Sequence[Tensor], layout: Layout, continuation: Sequence[int]
 ) -> Tensor:
     """Read tokens behind the cache in raw blocks; return float32 logits ``[tokens, vocabulary]``."""
-    cache = cache_from_raw(raw, layout)
-    ids = torch.tensor([continuation], device=loaded.model.device)
-    with torch.no_grad():
-        logits: Tensor = loaded.model(ids, cache=cache).logits
-    return logits[0].to(torch.float32)
+    return _logits(loaded, cache_from_raw(raw, layout), continuation)
 
 
 def quality(reference: Tensor, logits: Tensor, tokens: Sequence[int]) -> Quality:
@@ -184,21 +197,24 @@ def quality(reference: Tensor, logits: Tensor, tokens: Sequence[int]) -> Quality
 
     `dnll` is over the tokens from the second on: nothing here predicts the first.
     """
-    p, q = reference.log_softmax(dim=-1), logits.log_softmax(dim=-1)
-    next_tokens = torch.tensor(tokens[1:], device=logits.device)[:, None]
-    return Quality(
-        kl=float((p.exp() * (p - q)).sum(dim=-1, dtype=torch.float64).mean()),
-        top1=float((p.argmax(dim=-1) == q.argmax(dim=-1)).to(torch.float64).mean()),
-        dnll=float((p[:-1] - q[:-1]).gather(1, next_tokens).to(torch.float64).mean()),
-    )
+    following = torch.tensor([*tokens[1:], 0], device=logits.device)[:, None]
+    kl = top1 = dnll = 0.0
+    for start in range(0, len(tokens), _POSITIONS):
+        some = slice(start, start + _POSITIONS)
+        p, q = reference[some].log_softmax(dim=-1), logits[some].log_softmax(dim=-1)
+        gain = p - q
+        kl += float((p.exp() * gain).sum(dtype=torch.float64))
+        top1 += float((p.argmax(dim=-1) == q.argmax(dim=-1)).sum())
+        dnll += float(gain.gather(1, following[some])[: len(tokens) - 1 - start].sum(dtype=torch.float64))
+    return Quality(kl / len(tokens), top1 / len(tokens), dnll / max(len(tokens) - 1, 1))
 
 
-def size(layout: Layout, blocks: Sequence[Block], encoded: Sequence[Encoded]) -> Size:
-    """Count what blocks of one context take, see the module."""
+def size(layout: Layout, blocks: Sequence[Block], encoded: Sequence[Encoded], window: int = WINDOW) -> Size:
+    """Count what blocks of one context take whose last `window` tokens are not coded; see the module."""
     raw_bits = layout.token_elements * _BITS
-    total = Size(0, 0, 0, 0)
+    total = Size()
     for block, packed in zip(blocks, encoded, strict=True):
-        coded = _coded(block)
+        coded = _coded(block, window)
         blob = parse(memoryview(packed.blob))
         total += Size(
             coded_raw=raw_bits * len(coded),
@@ -214,18 +230,30 @@ def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor
     pairs = [pair for pair in zip(blocks, decoded, strict=True) if _coded(pair[0])]
     found: dict[str, float] = {}
     for index, stream in enumerate(identity.layout.streams if pairs else ()):
-        want = torch.cat([_coded_rows(identity, block, block.raw, index) for block, _ in pairs])
-        got = torch.cat([_coded_rows(identity, block, raw, index) for block, raw in pairs])
-        energy = (want - want.mean(dim=0)).square().sum(dtype=torch.float64)
-        found[stream.name] = float((got - want).square().sum(dtype=torch.float64) / energy)
+        tokens, error, energy, total = 0, 0.0, 0.0, torch.zeros(())
+        for block, raw in pairs:
+            want, got = (_coded_rows(identity, block, either, index) for either in (block.raw, raw))
+            tokens += len(want)
+            error += float((got - want).square().sum(dtype=torch.float64))
+            energy += float(want.square().sum(dtype=torch.float64))
+            total = total.to(want.device) + want.sum(dim=0, dtype=torch.float64)
+        found[stream.name] = error / (energy - float(total.square().sum()) / tokens)
     return found
 
 
-def _coded(block: Block) -> range:
+def _logits(loaded: LoadedModel, cache: DynamicCache, tokens: Sequence[int]) -> Tensor:
+    """Read tokens behind a cache, which grows; return float32 logits ``[tokens, vocabulary]``."""
+    ids = torch.tensor([tokens], device=loaded.model.device)
+    with torch.no_grad():
+        logits: Tensor = loaded.model(ids, cache=cache).logits
+    return logits[0].to(torch.float32)
+
+
+def _coded(block: Block, window: int = WINDOW) -> range:
     """The coded tokens of a block, as positions in the context."""
     end = block.first_token + block.tokens
     start = min(max(block.first_token, SINKS), end)
-    return range(start, max(start, end + min(0, block.after - WINDOW)))
+    return range(start, max(start, end + min(0, block.after - window)))
 
 
 def _bytes_of(blob: Blob, tokens: range) -> float:

@@ -1,0 +1,173 @@
+"""Codecs as a command line names them: ``NAME`` or ``NAME:dial``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+from kvtcd.codec.choose import NamespaceCodec, codec_for
+from kvtcd.codec.profile import Profile, load
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.errors import ConfigError, UnknownProfile
+from kvtcd.core.identity import Identity
+from kvtcd.core.policy import CodecChoice, CodecName
+from kvtcd.lab.calibrate import profile_for
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
+
+_OPTION = "--codec"
+_WITHOUT_DIAL = "lossless"
+_STEPS = tuple(2 ** (half / 2) for half in range(-1, 5))
+"""What a sweep multiplies a ratio with: half octaves from 0.7 to 4."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A codec, and where its dial stands.
+
+    Attributes:
+        name: of the codec.
+        dial: the nominal ratio; None: it has no dial, or the dial is to be swept.
+    """
+
+    name: CodecName
+    dial: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Spec:
+        """Read ``kvtc:16``, ``kvtc`` or ``lossless``.
+
+        Raises:
+            ConfigError: no such codec, or a dial that it does not have.
+        """
+        name, colon, dial = text.partition(":")
+        if name not in get_args(CodecName):
+            raise ConfigError(_OPTION, "", f"{name!r} is not one of {', '.join(get_args(CodecName))}")
+        if colon and name == _WITHOUT_DIAL:
+            raise ConfigError(_OPTION, "", f"{text!r}: {name} has no dial")
+        return cls(cast("CodecName", name), _number(text, dial) if colon else None)
+
+    def __str__(self) -> str:
+        return self.name if self.dial is None else f"{self.name}:{self.dial:g}"
+
+    @property
+    def swept(self) -> bool:
+        """Whether the dial is left to be swept."""
+        return self.dial is None and self.name != _WITHOUT_DIAL
+
+    def choice(self, *, sinks: int, window: int) -> CodecChoice:
+        """Return what a policy with this codec says."""
+        if self.dial is None:
+            return CodecChoice(self.name, sinks=sinks, window=window)
+        return CodecChoice(self.name, ratio=int(self.dial), sinks=sinks, window=window)
+
+
+def sweep(specs: Sequence[Spec], planned: Sequence[int]) -> list[Spec]:
+    """Put each codec without a dial at several, around those of the codecs that have one.
+
+    Args:
+        specs: of the command line.
+        planned: ratios that the profile has bit plans for; `kvtc` can be put at these alone.
+
+    Returns:
+        Every codec with its dial, where it has one; none twice.
+
+    Raises:
+        ConfigError: there is nothing to sweep around.
+    """
+    around = [spec.dial for spec in specs if spec.dial is not None]
+    found: list[Spec] = []
+    for spec in specs:
+        if not spec.swept:
+            found.append(spec)
+        elif spec.name == "kvtc":
+            found += [Spec(spec.name, ratio) for ratio in planned]
+        elif around:
+            dials = sorted({round(dial * step, 2) for dial in around for step in _STEPS})
+            found += [Spec(spec.name, dial) for dial in dials]
+        else:
+            raise ConfigError(
+                _OPTION, "", f"{spec} is swept around the dials of others, for instance {_OPTION} kvtc:16"
+            )
+    return list(dict.fromkeys(found))
+
+
+class ProfileSource(ProfileFolder):
+    """A folder in which one profile counts, or none.
+
+    Args:
+        path: its file; None where no codec needs one.
+        identity: of the model.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        Corrupt: it is no profile.
+        ProfileMismatch: it is of another model.
+    """
+
+    def __init__(self, path: Path | None, identity: Identity) -> None:
+        super().__init__(path.parent if path else Path())
+        try:
+            self._profile = load(path) if path else None
+        except OSError as error:
+            raise ConfigError(str(path), "", f"cannot be read: {error.strerror}") from error
+        if self._profile:
+            self._profile.check(identity)
+
+    @property
+    def digest(self) -> str | None:
+        """Of the profile, 64 hex digits."""
+        return self._profile.digest.hex() if self._profile else None
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """Ratios that the profile has bit plans for."""
+        return self._profile.ratios if self._profile else ()
+
+    def find(self, identity: Identity) -> Profile | None:  # noqa: ARG002 - compared when this was made
+        """Return the profile."""
+        return self._profile
+
+    def get(self, digest: bytes) -> Profile:
+        """Return the profile, if it has this digest."""
+        if self._profile is None or digest != self._profile.digest:
+            raise UnknownProfile(digest)
+        return self._profile
+
+
+def profile_source(
+    loaded: LoadedModel, identity: Identity, specs: Sequence[Spec], path: Path | None, phases: Phases
+) -> ProfileSource:
+    """Return the profile that codecs need, if any: the user's, or the one of the built-in recipe.
+
+    Raises:
+        ConfigError, Corrupt, ProfileMismatch: see `ProfileSource`.
+    """
+    needed = path or any(spec.name != _WITHOUT_DIAL for spec in specs)
+    return ProfileSource((path or profile_for(loaded, phases)) if needed else None, identity)
+
+
+def open_codec(
+    identity: Identity, spec: Spec, profiles: ProfileFolder, *, sinks: int, window: int
+) -> NamespaceCodec:
+    """Return what a daemon with this codec in its policy packs with.
+
+    Raises:
+        ConfigError: it would store losslessly instead.
+    """
+    codec = codec_for(identity, spec.choice(sinks=sinks, window=window), profiles)
+    if codec.reason:
+        raise ConfigError(_OPTION, "", f"{spec} cannot be had: {codec.reason}")
+    return codec
+
+
+def _number(text: str, dial: str) -> float:
+    try:
+        number = float(dial)
+    except ValueError:
+        number = 0.0
+    if not (1 <= number < float("inf") and number.is_integer()):
+        raise ConfigError(_OPTION, "", f"{text!r}: the dial is a ratio, a whole number of at least 1")
+    return number

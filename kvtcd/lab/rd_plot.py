@@ -1,0 +1,82 @@
+"""Rate and quality as a picture: divergence over ratio, a curve for each codec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab.rd_points import Point
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from kvtcd.lab.rd import Figures
+
+_COLOURS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#525252")
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "kvtcd",
+}
+
+
+def draw(figures: Figures, path: Path) -> None:
+    """Draw the points that lose something, with their intervals, into a PNG, SVG or PDF file, by its suffix.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+        ConfigError: the file cannot be written, or is of another type.
+    """
+    try:
+        from matplotlib import rc_context  # noqa: PLC0415 - an extra
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+        from matplotlib.ticker import LogFormatter, NullFormatter  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
+    lossy = [point for point in figures.points if point.kl > 0]
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axes = figure.subplots()
+        for colour, name in zip(_COLOURS, dict.fromkeys(point.codec for point in lossy), strict=False):
+            _draw_codec(axes, name, [point for point in lossy if point.codec == name], colour)
+        if figures.noise.kl > 0:
+            axes.axhline(
+                figures.noise.kl, color="#999999", linestyle=":", linewidth=1, label="rounding alone"
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+        axes.set_xlabel("ratio, coded tokens, every stored byte counted")
+        axes.set_ylabel("KL divergence, nats per token")
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False)
+        figure.suptitle(
+            f"{figures.model}, {figures.documents} documents of {figures.context:,} tokens of context",
+            fontsize=10,
+            x=0.01,
+            ha="left",
+        )
+        try:
+            figure.savefig(path, dpi=150)
+        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
+            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+
+
+def _draw_codec(axes: Axes, name: str, points: list[Point], colour: str) -> None:
+    points = sorted(points, key=lambda point: point.ratio)
+    ratios, kl = [point.ratio for point in points], [point.kl for point in points]
+    bars = [[p.kl - p.kl_lo for p in points], [p.kl_hi - p.kl for p in points]]
+    axes.errorbar(
+        ratios, kl, bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2, label=name
+    )
+    for point in points:
+        if point.dial is not None:
+            axes.annotate(
+                f"{point.dial:g}", (point.ratio, point.kl), xytext=(4, -9), textcoords="offset points",
+                color=colour, fontsize=8,
+            )  # fmt: skip

@@ -1,0 +1,69 @@
+"""The tables that `kvtcd eval rd` prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from kvtcd.lab.rd_points import EqualKl, Point
+
+if TYPE_CHECKING:
+    from kvtcd.lab.rd import Figures
+
+_POINTS: tuple[tuple[str, Callable[[Point], str]], ...] = (
+    ("codec", lambda p: p.codec if p.dial is None else f"{p.codec}:{p.dial:g}"),
+    ("ratio", lambda p: f"{p.ratio:.2f}"),
+    ("all", lambda p: f"{p.ratio_all:.2f}"),
+    ("KL", lambda p: f"{p.kl:.4f}"),
+    ("95 %", lambda p: bounds(p.kl_lo, p.kl_hi, ".4f")),
+    ("ΔNLL", lambda p: f"{p.dnll:+.4f}"),
+    ("top-1", lambda p: f"{p.top1:.3f}"),
+    ("err K", lambda p: f"{p.err_k:.3f}"),
+    ("err V", lambda p: f"{p.err_v:.3f}"),
+)
+_GAINS: tuple[tuple[str, Callable[[EqualKl], str]], ...] = (
+    ("codec", lambda g: g.of),
+    ("over", lambda g: g.over),
+    ("at KL", lambda g: f"{g.at_kl:.4f}"),
+    ("times the ratio", lambda g: "not reached" if math.isnan(g.ratio_gain) else f"{g.ratio_gain:.2f}"),
+    ("95 %", lambda g: bounds(g.lo, g.hi, ".2f")),
+)
+
+
+def bounds(lo: float, hi: float, form: str) -> str:
+    """Write an interval; nothing where there is none."""
+    return "" if math.isnan(lo) else f"{lo:{form}}–{hi:{form}}"  # noqa: RUF001 - the dash of a range
+
+
+def show(console: Console, figures: Figures) -> None:
+    """Print points and gains."""
+    title = (
+        f"{figures.model}: {figures.documents} documents of {figures.context:,} + "
+        f"{figures.continuation:,} tokens"
+    )
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for name, _ in _POINTS:
+        table.add_column(name, justify="left" if name == "codec" else "right", no_wrap=True)
+    for point in figures.points:
+        table.add_row(*(cell(point) for _, cell in _POINTS))
+    console.print(table)
+    noise = figures.noise
+    console.print(
+        f"Rounding alone (the context read again in other steps): KL {noise.kl:.5f} "
+        f"({bounds(noise.kl_lo, noise.kl_hi, '.5f')}), top-1 {noise.top1:.3f}."
+    )
+    for point in figures.points:
+        if point.refused:
+            console.print(f"{point.codec}:{point.dial:g} stored {point.refused} blocks losslessly instead.")
+    if figures.equal_kl:
+        table = Table(title="Ratio at equal KL", box=SIMPLE_HEAD)
+        for name, _ in _GAINS:
+            table.add_column(name, justify="left" if name in {"codec", "over"} else "right")
+        for gain in figures.equal_kl:
+            table.add_row(*(cell(gain) for _, cell in _GAINS))
+        console.print(table)
