@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvtcd.api import batches, blocks, namespaces, operate
+from kvtcd.api import batches, blocks, namespaces, notices, operate
 from kvtcd.api.auth import identify, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
@@ -37,6 +37,7 @@ _BLOCK = f"{_NS}/blocks/{{key:[^/]+}}"  # what is no key is answered as such by 
 _ROUTES = (
     ("GET", "/v1", operate.info),
     ("GET", "/v1/stats", operate.stats),
+    ("GET", "/v1/events", notices.stream),
     ("GET", "/v1/operations/{id:[0-9a-f]{32}}", batches.operation),
     ("GET", "/v1/namespaces", namespaces.listing),
     ("PUT", _NS, namespaces.register),
@@ -104,6 +105,7 @@ class Runner(web.AppRunner):
         """Accept no more connections, let requests end for `Limits.shutdown_s`, then cut the rest."""
         for site in self.sites:
             await site.stop()
+        self.app[SERVICE].feeds.close()  # streams without an end of their own
         # aiohttp's own cleanup throws away what arrives from here on, and with it every upload under way.
         await self.app[TRAFFIC].drain(self.app[LIMITS].shutdown_s)
         await super().cleanup()

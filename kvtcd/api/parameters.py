@@ -85,3 +85,17 @@ def refuse_if_stopping(request: web.Request) -> None:
     """
     if request.app[SERVICE].draining:
         raise Stopping
+
+
+def only(request: web.Request, *known: str) -> Mapping[str, str]:
+    """Return the query of a request.
+
+    Raises:
+        BadRequest: a parameter is not known, or given twice.
+    """
+    for name in request.query:
+        if name not in known:
+            raise BadRequest(name, "is not a known parameter")
+    if len(request.query) != len(set(request.query)):
+        raise BadRequest("query", "a parameter is given twice")
+    return request.query

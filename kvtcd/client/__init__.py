@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtcd.client.sync import Client
 from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, Matches, NamespaceInfo, Operation
+from kvtcd.core.notices import Notice, What
 
 if TYPE_CHECKING:
     from kvtcd.client.aio import AsyncClient
@@ -27,7 +28,9 @@ __all__ = [
     "Info",
     "Matches",
     "NamespaceInfo",
+    "Notice",
     "Operation",
+    "What",
 ]
 
 

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import aiohttp
-from yarl import URL
 
 from kvtcd.client import endpoints
-from kvtcd.client.address import Address
-from kvtcd.client.call import Buffer, Call, Options, pauses, room
-from kvtcd.client.connections import GRACE_S, PIECE
+from kvtcd.client.aio_daemon import AsyncDaemonClient
+from kvtcd.client.call import Buffer, Options, pauses, room
 from kvtcd.core import wire
-from kvtcd.core.errors import DeadlineExceeded, NotFound, ServerError, Unavailable
+from kvtcd.core.errors import NotFound
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Info, Matches, NamespaceInfo, Operation
-
-T = TypeVar("T")
+from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo, Operation
 
 
-class AsyncClient:
+class AsyncClient(AsyncDaemonClient):
     """A client of one daemon, for one event loop; see `sync.Client` for what each method does.
 
     Args:
@@ -40,90 +30,6 @@ class AsyncClient:
                 async for key, data in client.get_many("demo", keys):
                     ...
     """
-
-    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
-        self.address = Address.of(address)
-        self._timeout = timeout
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close all connections. The client can still be used."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            path = self.address.socket
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector(),
-                read_bufsize=PIECE,
-                auto_decompress=False,
-                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            )
-        return self._session
-
-    @asynccontextmanager
-    async def _exchange(self, call: Call[Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        seconds = max(self._timeout, (call.deadline or 0.0) + GRACE_S)
-        try:
-            async with await self._send(
-                call, aiohttp.ClientTimeout(sock_connect=seconds, sock_read=seconds)
-            ) as answer:
-                yield answer
-        except aiohttp.ClientConnectorError as error:
-            raise self.address.unavailable(error.os_error) from None
-        except TimeoutError:
-            raise DeadlineExceeded("the daemon's answer", seconds) from None
-        except aiohttp.ClientError as error:
-            raise Unavailable(f"the daemon on {self.address} broke off: {error!r}") from None
-
-    async def _send(self, call: Call[Any], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        url = URL(f"http://{self.address.host}:{self.address.port}{call.path}", encoded=True)
-        headers = dict(call.headers)
-        if call.body:
-            headers["Content-Length"] = str(call.nbytes)
-
-        async def once() -> aiohttp.ClientResponse:
-            body = _pieces(call) if call.body else None
-            return await self._connected().request(
-                call.method, url, data=body, headers=headers, timeout=limits, allow_redirects=False
-            )
-
-        try:
-            return await once()
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            # A kept connection that the daemon had closed meanwhile.
-            if not call.repeatable or isinstance(error, aiohttp.ClientConnectorError):
-                raise
-            return await once()
-
-    async def _run(self, call: Call[T]) -> T:
-        async with self._exchange(call) as answer:
-            return call.answer(answer.status, await answer.read())
-
-    async def info(self) -> Info:
-        """Return versions and boot id."""
-        return await self._run(endpoints.info())
-
-    async def ready(self) -> bool:
-        """Tell whether a daemon is there, and serves and takes blocks."""
-        try:
-            return await self._run(endpoints.ready())
-        except (Unavailable, ServerError):
-            return False
-
-    async def stats(self) -> dict[str, Any]:
-        """Return the state of the daemon."""
-        return await self._run(endpoints.stats())
 
     async def register(self, name: str, identity: Identity) -> NamespaceInfo:
         """Register a namespace; once more with the same identity changes nothing."""
@@ -266,15 +172,3 @@ class AsyncClient:
             await asyncio.sleep(pause)
             operation = await self.operation(operation.id)
         return operation
-
-    async def operation(self, operation_id: str) -> Operation:
-        """Return an operation as it is now."""
-        return await self._run(endpoints.operation(operation_id))
-
-
-async def _pieces(call: Call[Any]) -> AsyncIterator[memoryview]:
-    """Yield a body in pieces: one large body would be copied whole, and block the loop meanwhile."""
-    for part in call.body:
-        view = memoryview(part)
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]

@@ -25,6 +25,7 @@ from kvtcd.core.messages import (
     keys_to_json,
     results_from_json,
 )
+from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
 
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
@@ -50,6 +51,13 @@ def ready() -> Call[bool]:
 def stats() -> Call[dict[str, Any]]:
     """Ask for the state of the daemon."""
     return Call("GET", "/v1/stats", lambda body: body)
+
+
+def events(namespace: str | None, after: str | None) -> Call[None]:
+    """Listen; the answer is a stream of notices."""
+    path = "/v1/events" if namespace is None else f"/v1/events?namespace={_checked(namespace)}"
+    headers = {} if after is None else {LAST_ID_HEADER: after}
+    return Call("GET", path, _nothing, (), headers, HEARTBEAT_S)  # of silence, at most
 
 
 def register(name: str, identity: Identity) -> Call[NamespaceInfo]:
@@ -171,9 +179,13 @@ def operation(operation_id: str) -> Call[Operation]:
 
 
 def _namespace(name: str) -> str:
+    return f"/v1/namespaces/{_checked(name)}"
+
+
+def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadRequest("namespace", f"{name!r} does not fit {NAMESPACE_NAME}")
-    return f"/v1/namespaces/{name}"
+    return name
 
 
 def _block(name: str, key: bytes) -> str:

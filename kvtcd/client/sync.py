@@ -5,25 +5,19 @@ from __future__ import annotations
 import http.client
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
 
 from kvtcd.client import endpoints
-from kvtcd.client.address import Address
-from kvtcd.client.call import Buffer, Call, Options, pauses, room
-from kvtcd.client.connections import Pool
+from kvtcd.client.call import Buffer, Options, pauses, room
+from kvtcd.client.daemon import DaemonClient, require_ok
 from kvtcd.core import wire
-from kvtcd.core.errors import NotFound, ServerError, Unavailable
+from kvtcd.core.errors import NotFound
 from kvtcd.core.fields import json_object
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Info, Matches, NamespaceInfo, Operation
-
-T = TypeVar("T")
+from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo, Operation
 
 
-class Client:
+class Client(DaemonClient):
     """A client of one daemon. Any thread may use it.
 
     Every method raises the error of `core.errors` that the daemon met, `Unavailable` if there is no daemon,
@@ -43,41 +37,6 @@ class Client:
                 client.put("demo", BlockHead(key, tokens=256, first_token=0), data)
                 data = client.get("demo", key)
     """
-
-    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
-        self.address = Address.of(address)
-        self._pool = Pool(self.address, timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close idle connections. The client can still be used."""
-        self._pool.close()
-
-    def _run(self, call: Call[T]) -> T:
-        with self._pool.exchange(call) as response:
-            return call.answer(response.status, response.read())
-
-    def info(self) -> Info:
-        """Return versions and boot id."""
-        return self._run(endpoints.info())
-
-    def ready(self) -> bool:
-        """Tell whether a daemon is there, and serves and takes blocks."""
-        try:
-            return self._run(endpoints.ready())
-        except (Unavailable, ServerError):
-            return False
-
-    def stats(self) -> dict[str, Any]:
-        """Return the state of the daemon."""
-        return self._run(endpoints.stats())
 
     def register(self, name: str, identity: Identity) -> NamespaceInfo:
         """Register a namespace; once more with the same identity changes nothing.
@@ -166,7 +125,7 @@ class Client:
         """
         call = endpoints.get(name, key, Options(salt, deadline))
         with self._pool.exchange(call) as response:
-            _require_ok(call, response)
+            require_ok(call, response)
             nbytes = int(response.headers["Content-Length"])
             view = room(nbytes, out)
             _fill(response, view)
@@ -178,7 +137,7 @@ class Client:
         """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
         call = endpoints.get_many(name, keys, Options(salt, deadline))
         with self._pool.exchange(call) as response:
-            _require_ok(call, response)
+            require_ok(call, response)
             prefix = memoryview(bytearray(wire.PREFIX_BYTES))
             while _fill(response, prefix, may_end=True):
                 header_bytes, body_bytes = wire.parse_prefix(prefix, endpoints.MAX_FRAME)
@@ -228,19 +187,6 @@ class Client:
             time.sleep(pause)
             operation = self.operation(operation.id)
         return operation
-
-    def operation(self, operation_id: str) -> Operation:
-        """Return an operation as it is now.
-
-        Raises:
-            NotFound: there is none of that id, or it was forgotten.
-        """
-        return self._run(endpoints.operation(operation_id))
-
-
-def _require_ok(call: Call[None], response: http.client.HTTPResponse) -> None:
-    if response.status >= 400:
-        call.answer(response.status, response.read())
 
 
 def _fill(response: http.client.HTTPResponse, view: memoryview, *, may_end: bool = False) -> bool:

@@ -38,6 +38,9 @@ class Metrics:
             "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],
             buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
+        self.notices = self._counter("notices", "Notices to listeners, by kind", "what")
+        self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
+        self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
         self.blocks = Gauge("kvtcd_blocks", "Blocks that can be served", registry=self.registry)

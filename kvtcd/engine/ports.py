@@ -139,6 +139,9 @@ class Environment(Protocol):
     def read(self, key: bytes, take: Callable[[int], Bytes]) -> tuple[bytes, Bytes] | None:
         """Return (envelope, blob), both copies, the blob in memory that `take` gives."""
 
+    def envelope(self, key: bytes) -> bytes | None:
+        """Return the envelope of a record alone."""
+
     def scan(self) -> Iterator[StoredRecord]:
         """Yield what is stored."""
 

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
+from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
 from kvtcd.engine.blocks import Blocks
+from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
+from kvtcd.engine.feed import Feeds
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
+from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.stats import Stats, TierStats
 from kvtcd.engine.streams import Stream
 from kvtcd.engine.tenancy import Tenancy
@@ -39,6 +43,7 @@ class Service:
         boot_id: another one after every start.
         ready: blocks are served and taken.
         blocks: what is done with blocks.
+        feeds: for those who listen to what becomes of them.
     """
 
     def __init__(
@@ -48,8 +53,12 @@ class Service:
         self.metrics = metrics
         self.ready = False
         self.blocks = Blocks(driver, memory, tenancy, metrics)
+        self.feeds = Feeds(self.boot_id, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
+        self._reporter = Reporter(driver, tenancy.registry, self.feeds)
+        self._changes = Changes(driver.catalog.residents.entries)
+        driver.observers.append(self._observe)
         self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
 
@@ -81,6 +90,10 @@ class Service:
         """Take no more blocks: the end is near."""
         self.ready, self.blocks.draining = False, True
 
+    def _observe(self, told: Event, actions: Sequence[Action]) -> None:
+        if changes := self._changes.read(told, actions):
+            self._reporter.report(changes)
+
     async def close(self, deadline: float) -> None:
         """Write to disk what the policies say, let running moves end, close everything.
 
@@ -101,6 +114,8 @@ class Service:
                     if lost:
                         _log.warning("%d blocks of %s were not written", lost, namespace.name)
         await self._driver.idle()
+        self.feeds.close()
+        await self._reporter.close()
         await self._tenancy.close()
         for lane in self._lanes:
             await lane.close()
@@ -136,7 +151,10 @@ class Service:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed; call it again.
         """
-        return await self._tenancy.purge(tenant, name)
+        namespace = self._registry.find(tenant, name)
+        removed = await self._tenancy.purge(tenant, name)
+        self._reporter.purged(namespace)
+        return removed
 
     def stats(self) -> Stats:
         """Return the daemon at this moment."""

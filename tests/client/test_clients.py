@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from support.http import Daemon, closed, running
+from support.http import Daemon, closed, running, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import __version__
@@ -21,6 +21,7 @@ from kvtcd.core import errors, wire
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import Found
+from kvtcd.core.notices import What
 from kvtcd.core.problem import kind_of, problem
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class InThread:
     async def get_many(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         for item in await asyncio.to_thread(lambda: list(self.client.get_many(*args, **kwargs))):
             yield item
+
+    async def events(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        notices = self.client.events(*args, **kwargs)
+        while (notice := await asyncio.to_thread(next, notices, None)) is not None:
+            yield notice
 
     def __getattr__(self, name: str) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -175,6 +181,24 @@ async def test_durability_demotion_and_deletion(client, daemon):
     assert await client.delete("demo", key(1)) is True
     assert await client.delete("demo", key(1)) is False
     assert daemon.blocks() == 2
+
+
+async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, daemon):
+    async def hear(count: int, **where: Any) -> list[Any]:
+        notices = client.events("demo", **where)
+        return [await anext(notices) for _ in range(count)]
+
+    async with asyncio.timeout(10):
+        hearing = asyncio.create_task(hear(1))
+        await until(daemon.toy.service.metrics.listeners._value.get)
+        await client.put("demo", head(1), block(1))
+        (first,) = await hearing
+        assert (first.what, first.key, first.tier) == (What.STORED, key(1), Tier.HOST)
+        await client.put("demo", head(2), block(2))
+        stored = [n for n in await hear(3, after=first.id) if n.what is What.STORED]
+        assert [n.key for n in stored] == [key(2)], "the others are moves to disk"
+    with pytest.raises(errors.UnknownNamespace):
+        await anext(client.events("none"))
 
 
 async def test_salts_part_blocks(client):
@@ -337,7 +361,7 @@ async def test_a_kept_connection_that_fails_is_replaced_once_and_only_if_that_do
 async def test_a_daemon_that_does_not_answer_is_given_up(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kvtcd.client.connections.GRACE_S", 0.0)
-    monkeypatch.setattr("kvtcd.client.aio.GRACE_S", 0.0)
+    monkeypatch.setattr("kvtcd.client.aio_daemon.GRACE_S", 0.0)
     async with scripted(b"", then_close=False):
         client = kind("s", timeout=0.2)
         with pytest.raises(errors.DeadlineExceeded):

@@ -109,6 +109,17 @@ class Environment:
         with self._using("read") as generation:
             return generation.read(key, take)
 
+    def envelope(self, key: bytes) -> bytes | None:
+        """Return a copy of the envelope of a record, or None when there is none.
+
+        Raises:
+            Corrupt: the header of the record cannot be read.
+            StoreFailed: the read failed.
+        """
+        check_key(key)
+        with self._using("read") as generation:
+            return generation.envelope(key)
+
     def scan(self) -> Iterator[Stored]:
         """Iterate over every record without its blob, in key order, in short transactions.
 

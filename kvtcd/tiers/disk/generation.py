@@ -113,6 +113,12 @@ class Generation:
                 begin += len(chunk)
             return stored.envelope, blob
 
+    def envelope(self, key: bytes) -> bytes | None:
+        """Return the envelope of a record as a copy, or None."""
+        with translated("read", self.path), self._lmdb.begin(buffers=True) as transaction:
+            header = transaction.get(key, db=self._meta)
+            return None if header is None else unpack_header(key, header).envelope
+
     def stored(self, after: bytes) -> tuple[list[Stored], bytes | None]:
         """Return records in key order, and the key to go on after, or None at the end.
 

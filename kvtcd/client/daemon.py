@@ -1,0 +1,99 @@
+"""What the client for threads does with the daemon as a whole: connections, state, notices, operations."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from kvtcd.client import endpoints
+from kvtcd.client.address import Address
+from kvtcd.client.call import Call
+from kvtcd.client.connections import Pool
+from kvtcd.core.errors import ServerError, Unavailable
+from kvtcd.core.messages import Info, Operation
+from kvtcd.core.notices import Notice, NoticeParser
+
+_PART = 64 << 10
+T = TypeVar("T")
+
+
+class DaemonClient:
+    """Connections to one daemon, and what is asked of the daemon as a whole. Any thread may use it.
+
+    Args:
+        address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
+            ``/run/kvtcd/kvtcd.sock``.
+        timeout: seconds for each read and write on the socket.
+    """
+
+    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
+        self.address = Address.of(address)
+        self._pool = Pool(self.address, timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close idle connections. The client can still be used."""
+        self._pool.close()
+
+    def _run(self, call: Call[T]) -> T:
+        with self._pool.exchange(call) as response:
+            return call.answer(response.status, response.read())
+
+    def info(self) -> Info:
+        """Return versions and boot id."""
+        return self._run(endpoints.info())
+
+    def ready(self) -> bool:
+        """Tell whether a daemon is there, and serves and takes blocks."""
+        try:
+            return self._run(endpoints.ready())
+        except (Unavailable, ServerError):
+            return False
+
+    def stats(self) -> dict[str, Any]:
+        """Return the state of the daemon."""
+        return self._run(endpoints.stats())
+
+    def events(self, namespace: str | None = None, *, after: str | None = None) -> Iterator[Notice]:
+        """Yield what becomes of the caller's blocks, as it happens, until the daemon stops.
+
+        What is told begins with the call. An `OVERFLOW` says that notices were lost: ask anew what is where.
+
+        Args:
+            namespace: only of this one.
+            after: id of the last notice that was seen: go on after it, if that is still known.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+            Busy: too many listen.
+        """
+        call = endpoints.events(namespace, after)
+        with self._pool.exchange(call) as response:
+            require_ok(call, response)
+            parser = NoticeParser()
+            while piece := response.read1(_PART):
+                yield from parser.feed(piece)
+
+    def operation(self, operation_id: str) -> Operation:
+        """Return an operation as it is now.
+
+        Raises:
+            NotFound: there is none of that id, or it was forgotten.
+        """
+        return self._run(endpoints.operation(operation_id))
+
+
+def require_ok(call: Call[None], response: http.client.HTTPResponse) -> None:
+    """Raise the error that an answer stands for, if it is one."""
+    if response.status >= 400:
+        call.answer(response.status, response.read())

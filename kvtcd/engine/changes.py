@@ -1,0 +1,116 @@
+"""What became of blocks, read off the catalog's events and answers: one account for all who want to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvtcd.core import events as ev
+from kvtcd.core.entry import Entry
+from kvtcd.core.events import Action, Event, Move, Reason, Tier
+from kvtcd.core.keys import RecordKey
+
+EVICTED, SUPERSEDED = "evicted", "superseded"
+_NAMES = {Reason.NO_TIER: EVICTED}
+"""A block that finds no tier below has been evicted, whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A block can be read for the first time; `found`: it was on disk when the daemon started."""
+
+    entry: Entry
+    tier: Tier
+    found: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A block can be read from a further tier."""
+
+    entry: Entry
+    source: Tier
+    target: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A tier has a block no more; `left` are those that still have it."""
+
+    entry: Entry
+    tier: Tier
+    reason: str
+    left: tuple[Tier, ...]
+
+
+Change = Stored | Moved | Left
+
+
+class Changes:
+    """Reads changes off events and the catalog's answers, before any of these is carried out.
+
+    Args:
+        entries: all known blocks.
+    """
+
+    def __init__(self, entries: Mapping[RecordKey, Entry]) -> None:
+        self._entries = entries
+        self._moves: dict[RecordKey, Move] = {}
+        self._causes: dict[RecordKey, tuple[Entry, str]] = {}
+        """Why blocks go that are on their way out."""
+
+    def read(self, told: Event, actions: Sequence[Action]) -> list[Change]:
+        """Return what an event and the answers to it changed."""
+        changes: list[Change] = []
+        unread: tuple[RecordKey, Tier] | None = None  # a copy that goes before it could ever be read
+        match told:
+            case ev.Filled(key):
+                changes.append(Stored(self._entries[key], Tier.HOST))
+            case ev.Recovered(key):
+                changes.append(Stored(self._entries[key], Tier.DISK, found=True))
+            case ev.Moved(key):
+                move = self._moves.pop(key)
+                changes.append(Moved(self._entries[key], move.source, move.target))
+            case ev.MoveFailed(key):
+                unread = key, self._moves.pop(key).target
+            case ev.Abandoned(key):
+                unread = key, Tier.HOST
+            case ev.Delete(_, keys):
+                for key in keys:
+                    self._because(key, Reason.DELETED)
+            case ev.Dropped(key):
+                cause = self._causes.get(key)
+                if cause and self._entries.get(key) is not cause[0]:
+                    del self._causes[key]
+            case _:
+                pass
+        if actions:
+            self._answered(actions, unread, changes)
+        return changes
+
+    def _answered(
+        self, actions: Sequence[Action], unread: tuple[RecordKey, Tier] | None, changes: list[Change]
+    ) -> None:
+        for action in actions:
+            match action:
+                case ev.Move(key):
+                    self._moves[key] = action
+                case ev.Lost(key, _, reason):  # may come after the drop that it explains
+                    self._because(key, _NAMES.get(reason, reason))
+                case _:
+                    pass
+        for action in actions:
+            match action:
+                case ev.Drop(key, tier) if (key, tier) != unread:
+                    changes.append(self._left(self._entries[key], tier))
+
+    def _because(self, key: RecordKey, reason: str) -> None:
+        if entry := self._entries.get(key):
+            self._causes.setdefault(key, (entry, reason))
+
+    def _left(self, entry: Entry, tier: Tier) -> Left:
+        of, reason = self._causes.get(entry.key, (None, ""))
+        if of is not entry:
+            reason = SUPERSEDED if entry.doomed else EVICTED
+        left = () if entry.doomed else tuple(t for t in Tier if entry.ready(t))
+        return Left(entry, tier, str(reason), left)

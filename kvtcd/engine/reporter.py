@@ -1,0 +1,91 @@
+"""Turns changes into notices for their tenant: blocks under the keys that their engine gave them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvtcd.core import record as records
+from kvtcd.core.errors import KvtcdError
+from kvtcd.core.notices import Notice, What
+from kvtcd.core.record import Envelope
+from kvtcd.engine.changes import Change, Left, Moved, Stored
+from kvtcd.engine.driver import Driver
+from kvtcd.engine.feed import Feeds
+from kvtcd.engine.mover import Origin
+from kvtcd.engine.namespaces import Namespace, Registry
+
+
+class Reporter:
+    """Tells each tenant's feed what became of his blocks.
+
+    The key of a block with host bytes is known. That of a block which lies on disk alone is not: keeping a
+    million of them would cost more memory than all else that is known of a block. Such a block can only be
+    dropped, and its key is read from its record just before that goes, on the thread that removes it.
+
+    Args:
+        driver: knows blocks with host bytes.
+        registry: knows namespaces.
+        feeds: told.
+    """
+
+    def __init__(self, driver: Driver, registry: Registry, feeds: Feeds) -> None:
+        self._driver, self._registry, self._feeds = driver, registry, feeds
+        self._reading: set[asyncio.Task[None]] = set()
+
+    def report(self, changes: Sequence[Change]) -> None:
+        """Report changes; called before anything that they speak of is carried out."""
+        for change in changes:
+            namespace = self._registry.numbered(change.entry.namespace)
+            if namespace is None or not self._feeds.watched(namespace.tenant):
+                continue
+            if not self._registry.admits(namespace):
+                continue  # one notice of the purge stands for all its blocks
+            if isinstance(change, Stored) and change.found:
+                continue  # nobody listened before the start
+            if origin := self._driver.origins.get(change.entry.key):
+                self._publish(namespace, change, origin)
+            else:
+                self._spawn(namespace, change)
+
+    def purged(self, namespace: Namespace) -> None:
+        """Report that a namespace is gone."""
+        self._feeds.publish(namespace.tenant, Notice(What.PURGED, namespace=namespace.name))
+
+    async def close(self) -> None:
+        """Wait for the keys that are being read."""
+        if self._reading:
+            await asyncio.wait(self._reading)
+
+    def _publish(self, namespace: Namespace, change: Change, named: Origin | Envelope | None) -> None:
+        self._feeds.publish(namespace.tenant, self._notice(namespace.name, change, named))
+
+    def _notice(self, name: str, change: Change, named: Origin | Envelope | None) -> Notice:
+        key, salt = (named.engine_key, named.salt) if named else (None, b"")
+        match change:
+            case Stored(entry, tier):
+                parent = self._driver.origins.get(entry.parent) if entry.parent else None
+                return Notice(
+                    What.STORED, None, name, key, salt, tier, tokens=entry.tokens,
+                    first_token=named.first_token if named else None,
+                    parent=parent.engine_key if parent else None,
+                )  # fmt: skip
+            case Moved(_, source, target):
+                return Notice(What.MOVED, None, name, key, salt, target, source)
+            case Left(_, tier, reason, left):
+                return Notice(What.DROPPED, None, name, key, salt, tier, reason=reason, left=left)
+
+    def _spawn(self, namespace: Namespace, change: Change) -> None:
+        # Begun before the drop is, so it comes first on the thread of the writer.
+        task = asyncio.get_running_loop().create_task(self._read(namespace, change))
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read(self, namespace: Namespace, change: Change) -> None:
+        tenant, key = self._registry.tenants[namespace.tenant], change.entry.key
+        assert tenant.writer is not None, "a block without host bytes lies in an environment"
+        try:
+            sealed = await tenant.writer.exclusive(lambda environment: environment.envelope(key))
+            self._publish(namespace, change, records.open_envelope(tenant.keys, key, sealed or b""))
+        except KvtcdError:
+            self._publish(namespace, change, None)
