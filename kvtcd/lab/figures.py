@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,14 +17,27 @@ from kvtcd import __version__
 
 
 def write_json(path: Path, command: str, figures: Mapping[str, object]) -> None:
-    """Write one object: `command`, `version`, `machine`, `date` and the figures."""
+    """Write one object: `command`, `version`, `machine`, `date`, figures; null for NaN and infinity."""
     header = {
         "command": command,
         "version": __version__,
         "machine": machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    path.write_text(json.dumps(header | dict(figures), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    written = json.dumps(header | _finite(figures), indent=1, ensure_ascii=False, allow_nan=False)
+    path.write_text(written + "\n", "utf-8")
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can hold
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {key: _finite(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_finite(inner) for inner in value]
+        case _:
+            return value
 
 
 def machine() -> dict[str, object]:

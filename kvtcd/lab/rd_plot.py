@@ -32,7 +32,7 @@ def draw(figures: Figures, path: Path) -> None:
     try:
         from matplotlib import rc_context  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-        from matplotlib.ticker import LogFormatter, NullFormatter  # noqa: PLC0415 - an extra
+        from matplotlib.ticker import LogLocator, NullLocator  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
     lossy = [point for point in figures.points if point.kl > 0]
@@ -45,11 +45,12 @@ def draw(figures: Figures, path: Path) -> None:
             axes.axhline(
                 figures.noise.kl, color="#999999", linestyle=":", linewidth=1, label="rounding alone"
             )
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+        for axis, base, parts in ((axes.xaxis, 2, (1, 1.5)), (axes.yaxis, 10, (1, 2, 5))):
+            axis.set_major_locator(LogLocator(base, parts))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_locator(NullLocator())
         axes.set_xlabel("ratio, coded tokens, every stored byte counted")
         axes.set_ylabel("KL divergence, nats per token")
         axes.grid(color="#dddddd", linewidth=0.6)
@@ -70,7 +71,7 @@ def draw(figures: Figures, path: Path) -> None:
 def _draw_codec(axes: Axes, name: str, points: list[Point], colour: str) -> None:
     points = sorted(points, key=lambda point: point.ratio)
     ratios, kl = [point.ratio for point in points], [point.kl for point in points]
-    bars = [[p.kl - p.kl_lo for p in points], [p.kl_hi - p.kl for p in points]]
+    bars = [[max(p.kl - p.kl_lo, 0) for p in points], [max(p.kl_hi - p.kl, 0) for p in points]]
     axes.errorbar(
         ratios, kl, bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2, label=name
     )

@@ -19,25 +19,30 @@ _POINTS: tuple[tuple[str, Callable[[Point], str]], ...] = (
     ("codec", lambda p: p.codec if p.dial is None else f"{p.codec}:{p.dial:g}"),
     ("ratio", lambda p: f"{p.ratio:.2f}"),
     ("all", lambda p: f"{p.ratio_all:.2f}"),
-    ("KL", lambda p: f"{p.kl:.4f}"),
-    ("95 %", lambda p: bounds(p.kl_lo, p.kl_hi, ".4f")),
+    ("KL", lambda p: fraction(p.kl, 4)),
+    ("95 %", lambda p: bounds(p.kl_lo, p.kl_hi, 4)),
     ("ΔNLL", lambda p: f"{p.dnll:+.4f}"),
-    ("top-1", lambda p: f"{p.top1:.3f}"),
-    ("err K", lambda p: f"{p.err_k:.3f}"),
-    ("err V", lambda p: f"{p.err_v:.3f}"),
+    ("top-1", lambda p: fraction(p.top1, 3)),
+    ("err K", lambda p: fraction(p.err_k, 3)),
+    ("err V", lambda p: fraction(p.err_v, 3)),
 )
 _GAINS: tuple[tuple[str, Callable[[EqualKl], str]], ...] = (
     ("codec", lambda g: g.of),
     ("over", lambda g: g.over),
-    ("at KL", lambda g: f"{g.at_kl:.4f}"),
+    ("at KL", lambda g: fraction(g.at_kl, 4)),
     ("times the ratio", lambda g: "not reached" if math.isnan(g.ratio_gain) else f"{g.ratio_gain:.2f}"),
-    ("95 %", lambda g: bounds(g.lo, g.hi, ".2f")),
+    ("95 %", lambda g: bounds(g.lo, g.hi, 2)),
 )
 
 
-def bounds(lo: float, hi: float, form: str) -> str:
+def fraction(value: float, digits: int) -> str:
+    """Write a number without the zero in front of its point."""
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
+def bounds(lo: float, hi: float, digits: int) -> str:
     """Write an interval; nothing where there is none."""
-    return "" if math.isnan(lo) else f"{lo:{form}}–{hi:{form}}"  # noqa: RUF001 - the dash of a range
+    return "" if math.isnan(lo) else f"{fraction(lo, digits)} to {fraction(hi, digits)}"
 
 
 def show(console: Console, figures: Figures) -> None:
@@ -46,7 +51,7 @@ def show(console: Console, figures: Figures) -> None:
         f"{figures.model}: {figures.documents} documents of {figures.context:,} + "
         f"{figures.continuation:,} tokens"
     )
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, _ in _POINTS:
         table.add_column(name, justify="left" if name == "codec" else "right", no_wrap=True)
     for point in figures.points:
@@ -54,14 +59,14 @@ def show(console: Console, figures: Figures) -> None:
     console.print(table)
     noise = figures.noise
     console.print(
-        f"Rounding alone (the context read again in other steps): KL {noise.kl:.5f} "
-        f"({bounds(noise.kl_lo, noise.kl_hi, '.5f')}), top-1 {noise.top1:.3f}."
+        f"Rounding alone (the context read again in other steps): KL {fraction(noise.kl, 5)} "
+        f"({bounds(noise.kl_lo, noise.kl_hi, 5)}), top-1 {fraction(noise.top1, 3)}."
     )
     for point in figures.points:
         if point.refused:
             console.print(f"{point.codec}:{point.dial:g} stored {point.refused} blocks losslessly instead.")
     if figures.equal_kl:
-        table = Table(title="Ratio at equal KL", box=SIMPLE_HEAD)
+        table = Table(title="Ratio at equal KL", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name, _ in _GAINS:
             table.add_column(name, justify="left" if name in {"codec", "over"} else "right")
         for gain in figures.equal_kl:

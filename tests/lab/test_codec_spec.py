@@ -1,0 +1,106 @@
+"""Codecs as a command line names them."""
+
+import math
+from pathlib import Path
+
+import pytest
+from support.codec_world import World, kv
+
+from kvtcd.codec.kvtc import Kvtc
+from kvtcd.codec.lossless import Lossless
+from kvtcd.codec.profile import store
+from kvtcd.core.errors import ConfigError, ProfileMismatch, UnknownProfile
+from kvtcd.core.policy import CodecChoice
+from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codec, sweep
+
+WORLD = World(kv())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return store(WORLD.profile()[1], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [("kvtc:16", Spec("kvtc", 16)), ("kvtc", Spec("kvtc")), ("lossless", Spec("lossless"))],
+)
+def test_a_codec_is_a_name_and_perhaps_a_dial(text: str, spec: Spec) -> None:
+    assert Spec.parse(text) == spec
+    assert str(spec) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("zip", "not one of kvtc"),
+        ("zip:3", "not one of kvtc"),
+        ("lossless:2", "has no dial"),
+        ("kvtc:", "a ratio"),
+        ("kvtc:0.5", "a ratio"),
+        ("kvtc:inf", "a ratio"),
+        ("kvtc:nan", "a ratio"),
+        ("kvtc:many", "a ratio"),
+    ],
+)
+def test_what_is_no_codec_is_said_to_be_none(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Spec.parse(text)
+
+
+def test_a_spec_is_what_a_policy_says() -> None:
+    assert Spec("kvtc", 32.0).choice(sinks=2, window=64) == CodecChoice("kvtc", ratio=32, sinks=2, window=64)
+    assert Spec("lossless").choice(sinks=4, window=128) == CodecChoice("lossless")
+
+
+def test_kvtc_without_a_dial_is_put_at_every_plan_of_the_profile() -> None:
+    assert sweep([Spec("kvtc"), Spec("lossless")], (8, 16)) == [
+        Spec("kvtc", 8),
+        Spec("kvtc", 16),
+        Spec("lossless"),
+    ]
+
+
+def test_no_stand_of_a_dial_is_measured_twice() -> None:
+    assert sweep([Spec("kvtc", 16), Spec("kvtc")], (8, 16)) == [Spec("kvtc", 16), Spec("kvtc", 8)]
+
+
+def test_codecs_are_those_of_a_daemon_with_this_policy(path: Path) -> None:
+    source = ProfileSource(path, WORLD.identity)
+    assert source.digest == path.stem
+    assert source.ratios == (4, 8)
+    codec = open_codec(WORLD.identity, Spec("kvtc", 8), source, sinks=4, window=16)
+    assert isinstance(codec.encoder, Kvtc)
+    block = WORLD.block(32, seed=1)
+    blob = codec.encoder.encode(block, tokens=32, first_token=32, after=40).blob
+    assert math.ceil(block.numel() / len(blob)) > 3
+    assert isinstance(
+        open_codec(WORLD.identity, Spec("lossless"), source, sinks=4, window=16).encoder, Lossless
+    )
+
+
+def test_a_codec_that_would_not_be_used_is_refused(path: Path) -> None:
+    source = ProfileSource(path, WORLD.identity)
+    with pytest.raises(ConfigError, match="kvtc:7 cannot be had: .* plans for 4, 8, not for 7"):
+        open_codec(WORLD.identity, Spec("kvtc", 7), source, sinks=4, window=128)
+    with pytest.raises(ConfigError, match="no profile"):
+        open_codec(WORLD.identity, Spec("kvtc", 8), ProfileSource(None, WORLD.identity), sinks=4, window=128)
+
+
+def test_only_the_given_profile_counts(path: Path, tmp_path: Path) -> None:
+    other = World(kv(), noise=0.1).profile()
+    store(other[1], tmp_path)  # a newer one of the same model in the same folder
+    source = ProfileSource(path, WORLD.identity)
+    found = source.find(WORLD.identity)
+    assert found is not None
+    assert found.digest.hex() == path.stem
+    assert source.get(found.digest) is found
+    with pytest.raises(UnknownProfile):
+        source.get(other[0].digest)
+
+
+def test_a_profile_of_another_model_is_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProfileMismatch):
+        ProfileSource(path, World(kv(layers=2)).identity)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        ProfileSource(tmp_path / "none.safetensors", WORLD.identity)
