@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -106,20 +107,54 @@ def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]
     return service, list(state.tenants())
 
 
+class _Reload:
+    """Reads the policy files anew, for the API and for SIGHUP, and tells systemd meanwhile."""
+
+    def __init__(self, config: Config, service: Service, notify: SystemdNotifier) -> None:
+        self._config, self._service, self._notify = config, service, notify
+        self._one = asyncio.Lock()
+
+    async def __call__(self) -> None:
+        async with self._one:
+            self._notify.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                policies = await asyncio.to_thread(load_policies, self._config.policies)
+                await self._service.reload(policies)
+            finally:
+                self._notify.notify("READY=1")
+
+    async def whenever(self, asked: asyncio.Event) -> None:
+        """Do it each time that it is asked for; a wrong file is logged, and what was in effect stays so."""
+        while await asked.wait():
+            asked.clear()
+            try:
+                await self()
+            except ConfigError as error:
+                _log.error("nothing was reloaded: %s", error)
+                self._notify.notify(f"STATUS=Nothing was reloaded: {error}")
+            except Exception:  # noqa: BLE001 - logged; a signal must not end what serves
+                _log.exception("unexpected failure while policies were reloaded")
+            else:
+                self._notify.notify("STATUS=")
+
+
 async def serve(config: Config) -> None:
-    """Run a daemon until SIGTERM or SIGINT.
+    """Run a daemon until SIGTERM or SIGINT; SIGHUP reads the policy files anew.
 
     Raises:
         ConfigError, AlreadyRunning: it could not be started.
     """
-    stop = asyncio.Event()
+    stop, hangup = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     notify = SystemdNotifier()
     async with service(config) as running:
-        app = create_app(running, _limits(config))
+        reload = _Reload(config, running, notify)
+        app = create_app(running, _limits(config), reload=reload)
         runner = await start(app, config.daemon.socket)
+        reloading = asyncio.create_task(reload.whenever(hangup))
         try:
             _log.info(
                 "ready on %s with %s of host memory and %s of disk",
@@ -131,6 +166,7 @@ async def serve(config: Config) -> None:
             notify.notify("STOPPING=1")
             running.drain()
         finally:
+            reloading.cancel()
             await runner.cleanup()
 
 

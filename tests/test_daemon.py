@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ import pytest
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
 from kvtcd.client import BlockHead
-from kvtcd.core.errors import KvtcdError, Unavailable
+from kvtcd.core.errors import ConfigError, KvtcdError, Unavailable
 from kvtcd.core.keys import EngineKey
 from kvtcd.lab.daemon import Daemon
 
@@ -33,6 +36,14 @@ def key(number: int) -> EngineKey:
 def body(number: int) -> bytes:
     """Random bytes stand for their number: a block served under another key is seen at once."""
     return np.random.default_rng(number).integers(0, 255, BLOCK_BYTES, dtype=np.uint8).tobytes()
+
+
+def until(true: Callable[[], object]) -> None:
+    """Wait until something is true; fail after 20 seconds."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def put(client, number: int, *, durable: bool) -> str:
@@ -122,6 +133,48 @@ def test_a_stop_in_mid_traffic_cuts_no_answer(tmp_path: Path) -> None:
         assert all(bytes(client.get("n", key(n))) == body(n) for n in kept[:50])
     assert stats["blocks"] == len(kept)
     assert set(outcomes[-20:]) <= set(kept), "what was acknowledged last was written before the end"
+
+
+def test_policies_are_reloaded_on_request_and_on_hangup_unless_a_file_is_wrong(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[codec]\nname = "lossless"\n')
+    running = daemon(tmp_path, policy=policy)
+    with running, running.client() as client:
+        client.register("n", IDENTITY)
+        assert put(client, 1, durable=False) == "stored"
+        policy.write_text("[codec]\nratio = 17\n")
+        with pytest.raises(ConfigError) as caught:
+            client.reload_policies()
+        assert (caught.value.path, caught.value.field) == (str(policy), "codec.ratio")
+        assert client.policies()[0]["codec"]["name"] == "lossless"
+        policy.write_text("[codec]\nratio = 8\n")
+        assert client.reload_policies()[0]["codec"]["ratio"] == 8
+        assert "no profile" in (client.namespace("n").codec_reason or "")
+        assert running._process
+        policy.write_text("nonsense")
+        running._process.send_signal(signal.SIGHUP)
+        until(lambda: "nothing was reloaded" in running.log.read_text())
+        policy.write_text("[codec]\nratio = 32\n")
+        running._process.send_signal(signal.SIGHUP)
+        until(lambda: client.policies()[0]["codec"]["ratio"] == 32)
+        assert bytes(client.get("n", key(1))) == body(1)
+
+
+def test_systemd_is_told_of_readiness_reloads_and_the_end(tmp_path: Path, monkeypatch) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(tmp_path / "notify"))
+        inbox.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        running = daemon(tmp_path)
+        with running:
+            heard = [inbox.recv(4096).decode()]
+            assert running._process
+            running._process.send_signal(signal.SIGHUP)
+            heard += [inbox.recv(4096).decode() for _ in range(3)]
+        heard.append(inbox.recv(4096).decode())
+    assert heard[0] == "READY=1"
+    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=[0-9]+", heard[1])
+    assert heard[2:] == ["READY=1", "STATUS=", "STOPPING=1"]
 
 
 def test_a_second_daemon_on_the_same_state_leaves_with_75(tmp_path: Path) -> None:

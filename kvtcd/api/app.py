@@ -7,20 +7,20 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvtcd.api import batches, blocks, namespaces, notices, operate
-from kvtcd.api.auth import identify, peer
+from kvtcd.api import batches, blocks, namespaces, notices, operate, policies
+from kvtcd.api.auth import identify, operators, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import problems
-from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TRAFFIC
+from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, OPERATORS, RELOAD, SERVICE, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.engine.service import Service
@@ -38,6 +38,8 @@ _ROUTES = (
     ("GET", "/v1", operate.info),
     ("GET", "/v1/stats", operate.stats),
     ("GET", "/v1/events", notices.stream),
+    ("GET", "/v1/policies", policies.listing),
+    ("POST", "/v1/policies:reload", policies.reload),
     ("GET", "/v1/operations/{id:[0-9a-f]{32}}", batches.operation),
     ("GET", "/v1/namespaces", namespaces.listing),
     ("PUT", _NS, namespaces.register),
@@ -59,19 +61,26 @@ _ROUTES = (
 
 
 def create_app(
-    service: Service, limits: Limits, *, authenticate: Callable[[web.Request], str] = peer
+    service: Service,
+    limits: Limits,
+    *,
+    reload: Callable[[], Awaitable[None]],
+    authenticate: Callable[[web.Request], str] = peer,
 ) -> web.Application:
     """Return the application.
 
     Args:
         service: what it serves.
         limits: its bounds.
+        reload: reads the policy files anew; raises `ConfigError` and changes nothing if one is wrong.
         authenticate: returns the tenant of a request, or raises an `HTTPException`.
     """
     app = web.Application(middlewares=[problems, guard, identify])
     app[SERVICE] = service
     app[LIMITS] = limits
     app[AUTHENTICATE] = authenticate
+    app[OPERATORS] = operators()
+    app[RELOAD] = reload
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)
     app[OPERATIONS] = Operations(limits.operations)

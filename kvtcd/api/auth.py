@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from kvtcd.api.state import AUTHENTICATE, TENANT
+from kvtcd.api.state import AUTHENTICATE, OPERATORS, TENANT
 
 _UCRED = struct.Struct("iII")
 
@@ -29,6 +30,21 @@ def peer(request: web.Request) -> str:
         raise web.HTTPUnauthorized(text="only peers on the Unix socket are known")
     _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return f"uid:{uid}"
+
+
+def operators() -> frozenset[str]:
+    """Return those who may change what holds for all tenants: the daemon's own user, and root."""
+    return frozenset({f"uid:{os.geteuid()}", "uid:0"})
+
+
+def require_operator(request: web.Request) -> None:
+    """Let only operators through.
+
+    Raises:
+        HTTPForbidden: it is somebody else.
+    """
+    if request[TENANT] not in request.app[OPERATORS]:
+        raise web.HTTPForbidden(text="only the daemon's own user and root may do this")
 
 
 @web.middleware

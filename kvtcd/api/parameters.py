@@ -6,17 +6,51 @@ import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
-from kvtcd.core.errors import BadRequest, Stopping
+from kvtcd.core.errors import BadRequest, DeadlineExceeded, Stopping
 from kvtcd.core.messages import DEADLINE_HEADER, SALT_HEADER
 from kvtcd.engine.namespaces import Namespace
 
 _MILLISECONDS = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """How long a request may take; `at` is loop time."""
+
+    at: float
+
+    @classmethod
+    def of(cls, request: web.Request) -> Deadline:
+        """Read the deadline of a request.
+
+        Raises:
+            BadRequest: the header is malformed or out of range.
+        """
+        limits = request.app[LIMITS]
+        seconds = deadline_s(request.headers, limits.deadline_s, limits.max_deadline_s)
+        return cls(asyncio.get_running_loop().time() + seconds)
+
+    @asynccontextmanager
+    async def bound(self, what: str) -> AsyncIterator[None]:
+        """Give up what takes longer.
+
+        Raises:
+            DeadlineExceeded: it does.
+        """
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with asyncio.timeout_at(self.at):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(what, round(loop.time() - begun, 3)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +72,7 @@ class Target:
         """
         tenant = request[TENANT]
         namespace = request.app[SERVICE].namespace(tenant, request.match_info["ns"])
-        limits = request.app[LIMITS]
-        seconds = deadline_s(request.headers, limits.deadline_s, limits.max_deadline_s)
-        loop = asyncio.get_running_loop()
-        return cls(tenant, namespace, salt(request.headers), loop.time() + seconds)
+        return cls(tenant, namespace, salt(request.headers), Deadline.of(request).at)
 
 
 def salt(headers: Mapping[str, str]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -16,5 +16,7 @@ IN_FLIGHT = web.AppKey("in_flight", InFlight)
 TRAFFIC = web.AppKey("traffic", Traffic)
 OPERATIONS = web.AppKey("operations", Operations)
 AUTHENTICATE: web.AppKey[Callable[[web.Request], str]] = web.AppKey("authenticate")
+OPERATORS: web.AppKey[frozenset[str]] = web.AppKey("operators")
+RELOAD: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("reload")
 
 TENANT = web.RequestKey("tenant", str)

@@ -13,7 +13,7 @@ from yarl import URL
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Call
+from kvtcd.client.call import Call, Options
 from kvtcd.client.connections import GRACE_S, PIECE
 from kvtcd.core.errors import DeadlineExceeded, ServerError, Unavailable
 from kvtcd.core.messages import Info, Operation
@@ -114,6 +114,19 @@ class AsyncDaemonClient:
     async def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""
         return await self._run(endpoints.stats())
+
+    async def policies(self) -> list[dict[str, Any]]:
+        """Return the policies in effect, in order, each with the caller's `namespaces` that it governs."""
+        return await self._run(endpoints.policies())
+
+    async def reload_policies(self, *, deadline: float | None = None) -> list[dict[str, Any]]:
+        """Have the policy files read anew, without a restart; return those in effect.
+
+        Raises:
+            ConfigError: a file is wrong; nothing has changed.
+            ServerError: the caller is neither the daemon's user nor root.
+        """
+        return await self._run(endpoints.reload_policies(Options(deadline=deadline)))
 
     async def events(
         self, namespace: str | None = None, *, after: str | None = None

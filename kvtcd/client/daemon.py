@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Call
+from kvtcd.client.call import Call, Options
 from kvtcd.client.connections import Pool
 from kvtcd.core.errors import ServerError, Unavailable
 from kvtcd.core.messages import Info, Operation
@@ -63,6 +63,19 @@ class DaemonClient:
     def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""
         return self._run(endpoints.stats())
+
+    def policies(self) -> list[dict[str, Any]]:
+        """Return the policies in effect, in order, each with the caller's `namespaces` that it governs."""
+        return self._run(endpoints.policies())
+
+    def reload_policies(self, *, deadline: float | None = None) -> list[dict[str, Any]]:
+        """Have the policy files read anew, without a restart; return those in effect.
+
+        Raises:
+            ConfigError: a file is wrong; nothing has changed.
+            ServerError: the caller is neither the daemon's user nor root.
+        """
+        return self._run(endpoints.reload_policies(Options(deadline=deadline)))
 
     def events(self, namespace: str | None = None, *, after: str | None = None) -> Iterator[Notice]:
         """Yield what becomes of the caller's blocks, as it happens, until the daemon stops.

@@ -53,6 +53,20 @@ def stats() -> Call[dict[str, Any]]:
     return Call("GET", "/v1/stats", lambda body: body)
 
 
+def policies() -> Call[list[dict[str, Any]]]:
+    """Ask for the policies in effect."""
+    return Call("GET", "/v1/policies", _policies)
+
+
+def reload_policies(options: Options) -> Call[list[dict[str, Any]]]:
+    """Have the policy files read anew."""
+    return Call("POST", "/v1/policies:reload", _policies, (), options.headers(), options.deadline)
+
+
+def _policies(body: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in Fields(body, "answer").items("policies") if isinstance(row, dict)]
+
+
 def events(namespace: str | None, after: str | None) -> Call[None]:
     """Listen; the answer is a stream of notices."""
     path = "/v1/events" if namespace is None else f"/v1/events?namespace={_checked(namespace)}"

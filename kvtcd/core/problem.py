@@ -44,6 +44,7 @@ KINDS = (
     Kind(errors.IdentityConflict, 409, "Identity conflict", ("name", "differs", "registered_as")),
     Kind(errors.TooLarge, 413, "Too large", ("what", "nbytes", "limit")),
     Kind(errors.BlockMismatch, 422, "Not a block of this namespace", ("what", "want", "got")),
+    Kind(errors.ConfigError, 422, "Wrong configuration", ("path", "field", "why")),
     Kind(errors.StoreFailed, 500, "Disk tier failed", ("op", "code")),
     Kind(errors.Busy, 503, "Busy", ("what", "retry_after")),
     Kind(errors.Stopping, 503, "Stopping", ("what", "retry_after")),

@@ -26,9 +26,9 @@ class Tenant:
     namespaces: dict[str, Namespace] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Namespace:
-    """One registered identity of one tenant.
+    """One registered identity of one tenant. Only `policy` and `codec` ever change, when that is reloaded.
 
     `number` stands for (tenant, digest) in the catalog. `generation` is written into every envelope, so that
     records of a purged namespace are never taken for those of its successor.

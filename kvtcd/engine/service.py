@@ -12,6 +12,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
+from kvtcd.core.policy import Policy
 from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
@@ -71,10 +72,13 @@ class Service:
             tags: hex names of the tenants' environments.
         """
         foreign = await self._tenancy.recover(tags)
-        if self._tenancy.expiring:
-            self._ticking = asyncio.create_task(self._tick(), name="kvtcd-tick")
+        self._watch_the_clock()
         self.ready = True
         return foreign
+
+    def _watch_the_clock(self) -> None:
+        if self._tenancy.expiring and self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick(), name="kvtcd-tick")
 
     async def _tick(self) -> None:
         while True:
@@ -119,6 +123,19 @@ class Service:
         await self._tenancy.close()
         for lane in self._lanes:
             await lane.close()
+
+    # Policies -------------------------------------------------------------------------------------------
+
+    def policies(self, tenant: str) -> list[tuple[Policy, list[str]]]:
+        """Return the policies in effect, in order, each with the namespaces of a tenant that it governs."""
+        mine = self.namespaces(tenant)
+        return [(p, [n.name for n in mine if n.policy is p]) for p in self._tenancy.policies]
+
+    async def reload(self, policies: tuple[Policy, ...]) -> None:
+        """Let other policies govern from now on; no block is dropped by that alone."""
+        await self._tenancy.reload(policies)
+        self._watch_the_clock()
+        _log.info("policies in effect: %s", ", ".join(policy.name for policy in policies))
 
     # Namespaces ----------------------------------------------------------------------------------------
 

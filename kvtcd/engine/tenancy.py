@@ -20,7 +20,7 @@ from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import TENANT_NAME, Namespace, Registry, Tenant, persisted, restored
-from kvtcd.engine.ports import CodecFactory, Environment
+from kvtcd.engine.ports import Codec, CodecFactory, Environment
 from kvtcd.engine.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,11 @@ class Tenancy:
         self._policies, self._master, self._codecs = policies, master, codecs
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies in effect, in order."""
+        return self._policies
 
     @property
     def expiring(self) -> bool:
@@ -186,12 +191,32 @@ class Tenancy:
         return Writer(environment, lane)
 
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
-        policy = governing(self._policies, namespace=name, engine=identity.engine, model=identity.model)
+        policy = _governing(self._policies, name, identity)
+        codec = await self._codec(name, identity, policy)
+        return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)
+
+    async def _codec(self, name: str, identity: Identity, policy: Policy) -> Codec:
         codec = await self._lane.run(self._codecs, identity, policy.codec)
         if codec.reason:
             self._metrics.unprofiled.inc()
             _log.warning("namespace %s is packed with %s: %s", name, codec.name, codec.reason)
-        return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)
+        return codec
+
+    async def reload(self, policies: tuple[Policy, ...]) -> None:
+        """Let other policies govern: all namespaces at once, and their blocks that are packed from now on.
+
+        What is packed already stays as it is, and is read as before.
+        """
+        async with self._changing:
+            chosen: list[tuple[Namespace, Policy, Codec]] = []
+            for namespace in self.registry.all():
+                policy, codec = _governing(policies, namespace.name, namespace.identity), namespace.codec
+                if policy.codec != namespace.policy.codec:
+                    codec = await self._codec(namespace.name, namespace.identity, policy)
+                chosen.append((namespace, policy, codec))
+            self._policies = policies
+            for namespace, policy, codec in chosen:
+                namespace.policy, namespace.codec = policy, codec
 
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
@@ -242,6 +267,10 @@ class Tenancy:
         for tenant in self.registry.tenants.values():
             if tenant.writer is not None:
                 await tenant.writer.close()
+
+
+def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
+    return governing(policies, namespace=name, engine=identity.engine, model=identity.model)
 
 
 def _mend(environment: Environment) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import NS, TENANT_HEADER, by_header, closed, running
+from support.http import NS, TENANT_HEADER, by_header, closed, refused, running
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import __version__, api
@@ -117,7 +117,7 @@ async def test_a_peer_on_the_socket_is_its_uid_whatever_it_says_and_one_by_tcp_i
         await daemon.register(**{TENANT_HEADER: "uid:9"})
         assert list(daemon.toy.service._registry.tenants) == [f"uid:{os.getuid()}"]
 
-        runner = Runner(create_app(daemon.toy.service, Limits()))
+        runner = Runner(create_app(daemon.toy.service, Limits(), reload=refused))
         await runner.setup()
         try:
             site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -178,7 +178,7 @@ async def test_the_socket_of_a_successor_is_left_alone():
 
 async def test_a_second_daemon_on_a_live_socket_is_refused_and_harms_nothing():
     async with running() as daemon:
-        app = create_app(daemon.toy.service, Limits(), authenticate=by_header)
+        app = create_app(daemon.toy.service, Limits(), reload=refused, authenticate=by_header)
         with pytest.raises(AlreadyRunning):
             await start(app, daemon.socket)
         async with daemon.request("GET", "/healthz") as answer:

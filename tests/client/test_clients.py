@@ -201,6 +201,12 @@ async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, da
         await anext(client.events("none"))
 
 
+async def test_policies_are_shown_and_reloaded_or_refused(client):
+    assert [(p["name"], p["namespaces"]) for p in await client.policies()] == [("toy", ["demo"])]
+    with pytest.raises(errors.ServerError, match="403"):
+        await client.reload_policies(deadline=5)
+
+
 async def test_salts_part_blocks(client):
     await client.put("demo", head(1), block(1), salt=b"\xff\x00a")
     assert bytes(await client.get("demo", key(1), salt=b"\xff\x00a")) == block(1)

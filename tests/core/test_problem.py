@@ -22,6 +22,7 @@ SEEN_BY_CLIENTS = [
     errors.IdentityConflict("demo", registered_as="other"),
     errors.TooLarge("block", 11, 10),
     errors.BlockMismatch("length", "8 bytes", 7),
+    errors.ConfigError("a.toml", "codec.name", "is not known"),
     errors.StoreFailed("commit", "EIO"),
     errors.StoreFull("commit", "ENOSPC"),
     errors.Busy("the transfer budget", 2.5),
@@ -30,7 +31,7 @@ SEEN_BY_CLIENTS = [
 ]
 INTERNAL = {
     errors.ProfileMismatch, errors.UnknownProfile, errors.UnsupportedCache, errors.UnsupportedModel,
-    errors.ConfigError, errors.AlreadyRunning, errors.Unavailable, errors.ServerError,
+    errors.AlreadyRunning, errors.Unavailable, errors.ServerError,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import IN_FLIGHT
 from kvtcd.core.entry import State
+from kvtcd.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from kvtcd.core.identity import Identity
+    from kvtcd.core.policy import Policy
 
 TENANT_HEADER = "Test-Tenant"
 NS = "/v1/namespaces/demo"
@@ -47,6 +49,11 @@ async def until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
         while not true():  # noqa: ASYNC110 - what is waited for knows nothing of tests
             await asyncio.sleep(0.01)
+
+
+async def refused() -> None:
+    """Reload nothing: there are no files."""
+    raise ConfigError("policy.toml", "", "cannot be read")
 
 
 @dataclass(frozen=True)
@@ -107,13 +114,26 @@ class Daemon:
 
 @asynccontextmanager
 async def running(
-    limits: Limits | None = None, *, authenticate: Any = by_header, **toy: Any
+    limits: Limits | None = None,
+    *,
+    authenticate: Any = by_header,
+    load: Callable[[], tuple[Policy, ...]] | None = None,
+    **toy: Any,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon. Nothing may be held for anybody at the end."""
     folder = Path(tempfile.mkdtemp(prefix="kvtcd-"))  # short: a socket's path has at most 107 bytes
     try:
         async with toy_service(folder / "state", **toy) as built:
-            app = create_app(built.service, limits or Limits(shutdown_s=2), authenticate=authenticate)
+
+            async def reload() -> None:
+                await built.service.reload(load())
+
+            app = create_app(
+                built.service,
+                limits or Limits(shutdown_s=2),
+                reload=reload if load else refused,
+                authenticate=authenticate,
+            )
             socket = folder / "socket"
             runner = await start(app, socket)
             try:
