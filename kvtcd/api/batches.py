@@ -1,9 +1,10 @@
-"""Routes of many blocks: put and get in frames, flush, demote."""
+"""Routes of many blocks: put and get in frames, flush, demote, prefetch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 
@@ -16,7 +17,14 @@ from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
 from kvtcd.engine.blocks import READ_AHEAD
+from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.sessions import Batch, Slot
+
+Begin = Callable[
+    [Namespace, Sequence[EngineKey], bytes, float, Callable[[], None]],
+    Coroutine[Any, Any, Sequence[BlockResult]],
+]
+"""What an operation on blocks does: namespace, keys, salt, deadline, progress."""
 
 
 async def put(request: web.Request) -> web.Response:
@@ -121,13 +129,22 @@ async def flush(request: web.Request) -> web.Response:
 
 async def demote(request: web.Request) -> web.Response:
     """``POST …/demote``: to disk and out of the host tier, as an operation."""
-    target = Target.of(request)
-    keys, service = await _keys(request), request.app[SERVICE]
+    return await _operation(request, request.app[SERVICE].blocks.demote)
 
-    async def work() -> tuple[BlockResult, ...]:
-        return tuple(await service.blocks.demote(target.namespace, keys, target.salt, target.deadline))
 
-    operation = request.app[OPERATIONS].start(target.tenant, work)
+async def prefetch(request: web.Request) -> web.Response:
+    """``POST …/prefetch``: up to the host tier ahead of need, as an operation."""
+    return await _operation(request, request.app[SERVICE].blocks.prefetch)
+
+
+async def _operation(request: web.Request, begin: Begin) -> web.Response:
+    target = Target.of(request, request.app[LIMITS].max_deadline_s)
+    keys = list(dict.fromkeys(await _keys(request)))
+
+    def work(progress: Callable[[], None]) -> Coroutine[Any, Any, Sequence[BlockResult]]:
+        return begin(target.namespace, keys, target.salt, target.deadline, progress)
+
+    operation = request.app[OPERATIONS].start(target.tenant, len(keys), work)
     location = {"Location": f"/v1/operations/{operation.id}"}
     return json_response(operation.to_json(), status=202, headers=location)
 
@@ -135,6 +152,12 @@ async def demote(request: web.Request) -> web.Response:
 async def operation(request: web.Request) -> web.Response:
     """``GET /v1/operations/{id}``: how far an operation is."""
     found = request.app[OPERATIONS].find(request[TENANT], request.match_info["id"])
+    return json_response(found.to_json())
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """``DELETE /v1/operations/{id}``: end it; what it has done stays done."""
+    found = await request.app[OPERATIONS].cancel(request[TENANT], request.match_info["id"])
     return json_response(found.to_json())
 
 

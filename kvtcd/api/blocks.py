@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from kvtcd.api.bodies import OCTETS, declared, json_response, receive, require_type, send
-from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
+from kvtcd.api.parameters import Deadline, Target, refuse_if_stopping, wants_durable
 from kvtcd.api.state import IN_FLIGHT, LIMITS, SERVICE
 from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.keys import parse_key
@@ -61,7 +61,7 @@ async def head(request: web.Request) -> web.Response:
     """``HEAD …/blocks/{key}``: what a GET would find. It moves nothing and grants nothing."""
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    (found,) = request.app[SERVICE].blocks.match(target.namespace, [key], target.salt)
+    (found,) = request.app[SERVICE].blocks.match(target.namespace, [key], target.salt).blocks
     if found.tier is None:
         raise NotFound
     return web.Response(
@@ -78,8 +78,9 @@ async def delete(request: web.Request) -> web.Response:
     """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished."""
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    if not await request.app[SERVICE].blocks.delete(target.namespace, [key], target.salt):
-        raise NotFound
+    async with Deadline(target.deadline).bound("the deletion"):
+        if not await request.app[SERVICE].blocks.delete(target.namespace, [key], target.salt):
+            raise NotFound
     return web.Response(status=204)
 
 

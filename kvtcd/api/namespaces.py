@@ -5,11 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from kvtcd.api.bodies import JSON, OCTETS, json_response, read_bytes, read_json, require_type
-from kvtcd.api.parameters import Target, refuse_if_stopping
+from kvtcd.api.parameters import Deadline, Target, only, refuse_if_stopping
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.errors import BadRequest
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import tokens_from_bytes
-from kvtcd.core.messages import Matches, NamespaceInfo, keys_from_json
+from kvtcd.core.messages import NamespaceInfo, keys_from_json
 from kvtcd.engine.namespaces import Namespace
 
 
@@ -30,7 +31,8 @@ async def register(request: web.Request) -> web.Response:
     """``PUT /v1/namespaces/{ns}``: once more with the same identity changes nothing."""
     refuse_if_stopping(request)
     identity = Identity.from_json(await read_json(request))
-    namespace = await request.app[SERVICE].register(request[TENANT], request.match_info["ns"], identity)
+    async with Deadline.of(request).bound("the registration"):
+        namespace = await request.app[SERVICE].register(request[TENANT], request.match_info["ns"], identity)
     return json_response(_info(namespace))
 
 
@@ -40,18 +42,24 @@ async def describe(request: web.Request) -> web.Response:
 
 
 async def purge(request: web.Request) -> web.Response:
-    """``DELETE /v1/namespaces/{ns}``: durable before the answer."""
-    removed = await request.app[SERVICE].purge(request[TENANT], request.match_info["ns"])
+    """``DELETE /v1/namespaces/{ns}``: durable before the answer; past the deadline it goes on."""
+    async with Deadline.of(request).bound("the purge"):
+        removed = await request.app[SERVICE].purge(request[TENANT], request.match_info["ns"])
     return json_response({"removed": removed})
 
 
 async def match(request: web.Request) -> web.Response:
     """``POST /v1/namespaces/{ns}/match``: how much of a prefix is here. It grants nothing."""
-    target, service = Target.of(request), request.app[SERVICE]
-    if require_type(request, JSON, OCTETS) == JSON:
-        keys = keys_from_json(await read_json(request))
-        found = service.blocks.match(target.namespace, keys, target.salt)
-    else:
-        body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
-        found = service.blocks.match_tokens(target.namespace, tokens_from_bytes(body), target.salt)
-    return json_response(Matches(tuple(found)).to_json())
+    target, blocks = Target.of(request), request.app[SERVICE].blocks
+    ranks = only(request, "ranks").get("ranks", "one")
+    if ranks not in {"one", "all"}:
+        raise BadRequest("ranks", "is neither one nor all")
+    async with Deadline(target.deadline).bound("the match"):
+        if require_type(request, JSON, OCTETS) == JSON:
+            keys = keys_from_json(await read_json(request))
+            found = blocks.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
+        else:
+            body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
+            tokens = tokens_from_bytes(body)
+            found = blocks.match_tokens(target.namespace, tokens, target.salt, all_ranks=ranks == "all")
+    return json_response(found.to_json())

@@ -27,14 +27,14 @@ class Deadline:
     at: float
 
     @classmethod
-    def of(cls, request: web.Request) -> Deadline:
-        """Read the deadline of a request.
+    def of(cls, request: web.Request, default: float | None = None) -> Deadline:
+        """Read the deadline of a request; `default` seconds if it gives none.
 
         Raises:
             BadRequest: the header is malformed or out of range.
         """
         limits = request.app[LIMITS]
-        seconds = deadline_s(request.headers, limits.deadline_s, limits.max_deadline_s)
+        seconds = deadline_s(request.headers, default or limits.deadline_s, limits.max_deadline_s)
         return cls(asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
@@ -63,8 +63,8 @@ class Target:
     deadline: float
 
     @classmethod
-    def of(cls, request: web.Request) -> Target:
-        """Read the target of a request.
+    def of(cls, request: web.Request, default: float | None = None) -> Target:
+        """Read the target of a request, which may take `default` seconds if it does not say how many.
 
         Raises:
             UnknownNamespace: the tenant has none of the name in the path.
@@ -72,7 +72,7 @@ class Target:
         """
         tenant = request[TENANT]
         namespace = request.app[SERVICE].namespace(tenant, request.match_info["ns"])
-        return cls(tenant, namespace, salt(request.headers), Deadline.of(request).at)
+        return cls(tenant, namespace, salt(request.headers), Deadline.of(request, default).at)
 
 
 def salt(headers: Mapping[str, str]) -> bytes:

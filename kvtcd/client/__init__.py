@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtcd.client.sync import Client
-from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, Matches, NamespaceInfo, Operation
+from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, Matches, NamespaceInfo
 from kvtcd.core.notices import Notice, What
+from kvtcd.core.operation import Operation
 
 if TYPE_CHECKING:
     from kvtcd.client.aio import AsyncClient

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
-from kvtcd.client.call import Buffer, Options, pauses, room
+from kvtcd.client.call import Buffer, Options, room
 from kvtcd.core import wire
 from kvtcd.core.errors import NotFound
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo, Operation
+from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo
+from kvtcd.core.operation import Operation
 
 
 class AsyncClient(AsyncDaemonClient):
@@ -31,9 +31,11 @@ class AsyncClient(AsyncDaemonClient):
                     ...
     """
 
-    async def register(self, name: str, identity: Identity) -> NamespaceInfo:
+    async def register(
+        self, name: str, identity: Identity, *, deadline: float | None = None
+    ) -> NamespaceInfo:
         """Register a namespace; once more with the same identity changes nothing."""
-        return await self._run(endpoints.register(name, identity))
+        return await self._run(endpoints.register(name, identity, Options(deadline=deadline)))
 
     async def namespace(self, name: str) -> NamespaceInfo:
         """Describe a namespace."""
@@ -43,21 +45,35 @@ class AsyncClient(AsyncDaemonClient):
         """Describe all namespaces of the caller."""
         return await self._run(endpoints.namespaces())
 
-    async def purge(self, name: str) -> int:
+    async def purge(self, name: str, *, deadline: float | None = None) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
-        return await self._run(endpoints.purge(name))
+        return await self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     async def match(
-        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        all_ranks: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier."""
-        return await self._run(endpoints.match(name, keys, Options(salt, deadline)))
+        return await self._run(endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks))
 
     async def match_tokens(
-        self, name: str, tokens: Sequence[int], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        all_ranks: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
-        return await self._run(endpoints.match_tokens(name, tokens, Options(salt, deadline)))
+        return await self._run(
+            endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks)
+        )
 
     async def put(
         self,
@@ -166,9 +182,17 @@ class AsyncClient(AsyncDaemonClient):
     ) -> Operation:
         """Move blocks to disk and out of host memory; with `wait`, return once that has ended."""
         operation = await self._run(endpoints.demote(name, keys, Options(salt, deadline)))
-        for pause in pauses():
-            if not wait or operation.state != "running":
-                break
-            await asyncio.sleep(pause)
-            operation = await self.operation(operation.id)
-        return operation
+        return await self.ended(operation) if wait else operation
+
+    async def prefetch(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        wait: bool = True,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> Operation:
+        """Bring blocks up to host memory ahead of need; with `wait`, return once that has ended."""
+        operation = await self._run(endpoints.prefetch(name, keys, Options(salt, deadline)))
+        return await self.ended(operation) if wait else operation

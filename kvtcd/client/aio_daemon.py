@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,11 +14,12 @@ from yarl import URL
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Call, Options
+from kvtcd.client.call import Call, Options, pauses
 from kvtcd.client.connections import GRACE_S, PIECE
 from kvtcd.core.errors import DeadlineExceeded, ServerError, Unavailable
-from kvtcd.core.messages import Info, Operation
+from kvtcd.core.messages import Info
 from kvtcd.core.notices import Notice, NoticeParser
+from kvtcd.core.operation import Operation
 
 T = TypeVar("T")
 
@@ -144,6 +146,23 @@ class AsyncDaemonClient:
     async def operation(self, operation_id: str) -> Operation:
         """Return an operation as it is now."""
         return await self._run(endpoints.operation(operation_id))
+
+    async def ended(self, operation: Operation) -> Operation:
+        """Wait until an operation has ended; return it as it is then."""
+        for pause in pauses():
+            if operation.state != "running":
+                break
+            await asyncio.sleep(pause)
+            operation = await self.operation(operation.id)
+        return operation
+
+    async def cancel(self, operation_id: str) -> Operation:
+        """End an operation; what it has done stays done.
+
+        Raises:
+            NotFound: there is none of that id, or it was forgotten.
+        """
+        return await self._run(endpoints.cancel(operation_id))
 
 
 async def _pieces(call: Call[Any]) -> AsyncIterator[memoryview]:

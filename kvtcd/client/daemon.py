@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -10,11 +11,12 @@ from typing import Any, Self, TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Call, Options
+from kvtcd.client.call import Call, Options, pauses
 from kvtcd.client.connections import Pool
 from kvtcd.core.errors import ServerError, Unavailable
-from kvtcd.core.messages import Info, Operation
+from kvtcd.core.messages import Info
 from kvtcd.core.notices import Notice, NoticeParser
+from kvtcd.core.operation import Operation
 
 _PART = 64 << 10
 T = TypeVar("T")
@@ -104,6 +106,23 @@ class DaemonClient:
             NotFound: there is none of that id, or it was forgotten.
         """
         return self._run(endpoints.operation(operation_id))
+
+    def ended(self, operation: Operation) -> Operation:
+        """Wait until an operation has ended; return it as it is then."""
+        for pause in pauses():
+            if operation.state != "running":
+                break
+            time.sleep(pause)
+            operation = self.operation(operation.id)
+        return operation
+
+    def cancel(self, operation_id: str) -> Operation:
+        """End an operation; what it has done stays done.
+
+        Raises:
+            NotFound: there is none of that id, or it was forgotten.
+        """
+        return self._run(endpoints.cancel(operation_id))
 
 
 def require_ok(call: Call[None], response: http.client.HTTPResponse) -> None:

@@ -21,11 +21,11 @@ from kvtcd.core.messages import (
     Info,
     Matches,
     NamespaceInfo,
-    Operation,
     keys_to_json,
     results_from_json,
 )
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
+from kvtcd.core.operation import Operation
 
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
@@ -74,9 +74,9 @@ def events(namespace: str | None, after: str | None) -> Call[None]:
     return Call("GET", path, _nothing, (), headers, HEARTBEAT_S)  # of silence, at most
 
 
-def register(name: str, identity: Identity) -> Call[NamespaceInfo]:
+def register(name: str, identity: Identity, options: Options) -> Call[NamespaceInfo]:
     """Register a namespace."""
-    return _json("PUT", _namespace(name), identity.to_json(), NamespaceInfo.from_json, Options())
+    return _json("PUT", _namespace(name), identity.to_json(), NamespaceInfo.from_json, options)
 
 
 def namespace(name: str) -> Call[NamespaceInfo]:
@@ -93,26 +93,31 @@ def namespaces() -> Call[tuple[NamespaceInfo, ...]]:
     return Call("GET", "/v1/namespaces", read)
 
 
-def purge(name: str) -> Call[int]:
+def purge(name: str, options: Options) -> Call[int]:
     """Remove a namespace and its blocks."""
     return Call(
-        "DELETE", _namespace(name), lambda body: Fields(body, "answer").integer("removed", 0, sys.maxsize)
-    )
+        "DELETE", _namespace(name), lambda body: Fields(body, "answer").integer("removed", 0, sys.maxsize),
+        (), options.headers(), options.deadline,
+    )  # fmt: skip
 
 
-def match(name: str, keys: Iterable[bytes], options: Options) -> Call[Matches]:
+def match(name: str, keys: Iterable[bytes], options: Options, *, all_ranks: bool) -> Call[Matches]:
     """Ask which of these blocks are there."""
-    return _json("POST", f"{_namespace(name)}/match", _keys(keys), Matches.from_json, options)
+    return _json("POST", _match(name, all_ranks=all_ranks), _keys(keys), Matches.from_json, options)
 
 
-def match_tokens(name: str, tokens: Sequence[int], options: Options) -> Call[Matches]:
+def match_tokens(name: str, tokens: Sequence[int], options: Options, *, all_ranks: bool) -> Call[Matches]:
     """Ask for the longest stored prefix of a token sequence."""
     ids = tokens_to_bytes(token_array(tokens))
     headers = options.headers() | {"Content-Type": OCTETS}
     return Call(
-        "POST", f"{_namespace(name)}/match", Matches.from_json, (memoryview(ids),), headers,
+        "POST", _match(name, all_ranks=all_ranks), Matches.from_json, (memoryview(ids),), headers,
         options.deadline,
     )  # fmt: skip
+
+
+def _match(name: str, *, all_ranks: bool) -> str:
+    return f"{_namespace(name)}/match{'?ranks=all' if all_ranks else ''}"
 
 
 def put(name: str, block: BlockHead, data: Buffer, options: Options, *, durable: bool) -> Call[BlockResult]:
@@ -183,13 +188,26 @@ def flush(name: str, keys: Iterable[bytes] | None, options: Options) -> Call[tup
 
 def demote(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
     """Begin to move blocks to disk."""
-    call = _json("POST", f"{_namespace(name)}/demote", _keys(keys), Operation.from_json, options)
-    return replace(call, repeatable=False)
+    return _operation(f"{_namespace(name)}/demote", keys, options)
+
+
+def prefetch(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
+    """Begin to bring blocks up to the host."""
+    return _operation(f"{_namespace(name)}/prefetch", keys, options)
+
+
+def _operation(path: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
+    return replace(_json("POST", path, _keys(keys), Operation.from_json, options), repeatable=False)
 
 
 def operation(operation_id: str) -> Call[Operation]:
     """Look at an operation."""
     return Call("GET", f"/v1/operations/{operation_id}", Operation.from_json)
+
+
+def cancel(operation_id: str) -> Call[Operation]:
+    """End an operation."""
+    return Call("DELETE", f"/v1/operations/{operation_id}", Operation.from_json)
 
 
 def _namespace(name: str) -> str:

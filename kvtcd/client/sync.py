@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import http.client
-import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvtcd.client import endpoints
-from kvtcd.client.call import Buffer, Options, pauses, room
+from kvtcd.client.call import Buffer, Options, room
 from kvtcd.client.daemon import DaemonClient, require_ok
 from kvtcd.core import wire
 from kvtcd.core.errors import NotFound
 from kvtcd.core.fields import json_object
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo, Operation
+from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo
+from kvtcd.core.operation import Operation
 
 
 class Client(DaemonClient):
@@ -38,13 +38,13 @@ class Client(DaemonClient):
                 data = client.get("demo", key)
     """
 
-    def register(self, name: str, identity: Identity) -> NamespaceInfo:
+    def register(self, name: str, identity: Identity, *, deadline: float | None = None) -> NamespaceInfo:
         """Register a namespace; once more with the same identity changes nothing.
 
         Raises:
             IdentityConflict: name and identity are taken, but not together.
         """
-        return self._run(endpoints.register(name, identity))
+        return self._run(endpoints.register(name, identity, Options(deadline=deadline)))
 
     def namespace(self, name: str) -> NamespaceInfo:
         """Describe a namespace.
@@ -58,21 +58,36 @@ class Client(DaemonClient):
         """Describe all namespaces of the caller."""
         return self._run(endpoints.namespaces())
 
-    def purge(self, name: str) -> int:
+    def purge(self, name: str, *, deadline: float | None = None) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
-        return self._run(endpoints.purge(name))
+        return self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     def match(
-        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        all_ranks: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> Matches:
-        """Say of each key whether its block is there, and in which tier."""
-        return self._run(endpoints.match(name, keys, Options(salt, deadline)))
+        """Say of each key whether its block is there, and in which tier.
+
+        With `all_ranks`, only what every rank of a tensor-parallel model has counts, in the slowest tier.
+        """
+        return self._run(endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks))
 
     def match_tokens(
-        self, name: str, tokens: Sequence[int], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        all_ranks: bool = False,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
-        return self._run(endpoints.match_tokens(name, tokens, Options(salt, deadline)))
+        return self._run(endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks))
 
     def put(
         self,
@@ -181,12 +196,20 @@ class Client(DaemonClient):
     ) -> Operation:
         """Move blocks to disk and out of host memory; with `wait`, return once that has ended."""
         operation = self._run(endpoints.demote(name, keys, Options(salt, deadline)))
-        for pause in pauses():
-            if not wait or operation.state != "running":
-                break
-            time.sleep(pause)
-            operation = self.operation(operation.id)
-        return operation
+        return self.ended(operation) if wait else operation
+
+    def prefetch(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        wait: bool = True,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> Operation:
+        """Bring blocks up to host memory ahead of need; with `wait`, return once that has ended."""
+        operation = self._run(endpoints.prefetch(name, keys, Options(salt, deadline)))
+        return self.ended(operation) if wait else operation
 
 
 def _fill(response: http.client.HTTPResponse, view: memoryview, *, may_end: bool = False) -> bool:

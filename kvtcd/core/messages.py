@@ -24,7 +24,6 @@ SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
 Outcome = Literal["stored", "duplicate", "dropped"]
-OperationState = Literal["running", "done", "failed"]
 
 _DECIMAL = re.compile(r"[0-9]{1,19}")
 
@@ -148,9 +147,13 @@ class BlockMatch:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """Answer to a match: the blocks asked for, in order."""
+    """Answer to a match: the blocks asked for, in order.
+
+    `partials`: tokens of each stored partial block that continues the prefix.
+    """
 
     blocks: tuple[BlockMatch, ...]
+    partials: tuple[int, ...] = ()
 
     @property
     def prefix(self) -> tuple[BlockMatch, ...]:
@@ -170,22 +173,23 @@ class Matches:
             "bitmap": "".join("0" if block.tier is None else "1" for block in self.blocks),
             "tiers": [block.tier for block in self.blocks],
             "blocks": [{"key": b.key.hex(), "tokens": b.tokens, "tier": b.tier} for b in self.blocks],
+            "partials": list(self.partials),
         }
 
     @classmethod
     def from_json(cls, body: object) -> Matches:
-        """Build from the form that `to_json` writes; all else follows from its `blocks`."""
-        rows = (Fields(row, "blocks") for row in Fields(body, "match").items("blocks"))
-        return cls(
-            tuple(
-                BlockMatch(
-                    row.key("key"),
-                    row.integer("tokens", 0, MAX_BLOCK_TOKENS),
-                    row.tier("tier") if "tier" in row else None,
-                )
-                for row in rows
+        """Build from the form that `to_json` writes; the rest follows from `blocks` and `partials`."""
+        given = Fields(body, "match")
+        blocks = tuple(
+            BlockMatch(
+                row.key("key"),
+                row.integer("tokens", 0, MAX_BLOCK_TOKENS),
+                row.tier("tier") if "tier" in row else None,
             )
+            for row in (Fields(row, "blocks") for row in given.items("blocks"))
         )
+        lengths = given.items("partials") if "partials" in given else ()  # older daemons have none
+        return cls(blocks, tuple(length for length in lengths if isinstance(length, int)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,31 +250,6 @@ class Info:
         """Build from the form that `to_json` writes."""
         given = Fields(body, "info")
         return cls(given.text("version"), given.integer("api", 1, 1 << 16), given.text("boot_id"))
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """Work that goes on after its request was answered; `detail` says why it failed."""
-
-    id: str
-    state: OperationState
-    results: tuple[BlockResult, ...] = ()
-    detail: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"id": self.id, "state": self.state, "detail": self.detail, **results_to_json(self.results)}
-
-    @classmethod
-    def from_json(cls, body: object) -> Operation:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "operation")
-        return cls(
-            id=given.text("id"),
-            state=cast("OperationState", given.choice("state", get_args(OperationState))),
-            results=results_from_json(body),
-            detail=given.optional_text("detail"),
-        )
 
 
 def results_to_json(results: Iterable[BlockResult]) -> dict[str, object]:

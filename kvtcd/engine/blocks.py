@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from kvtcd.core import events as ev
-from kvtcd.core.errors import Busy, KvtcdError, NotFound, Stopping
+from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey
-from kvtcd.core.messages import BlockMatch, BlockResult
+from kvtcd.core.messages import BlockMatch, BlockResult, Matches
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.matching import Matcher
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
+from kvtcd.engine.ranks import held_by_all, ranks
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.tenancy import Tenancy
 
 READ_AHEAD = 4
 """Blocks of one request that are fetched before their turn."""
+LATE = "deadline-exceeded"
 
 
 class Blocks:
@@ -42,13 +44,40 @@ class Blocks:
         self._driver, self._memory, self._tenancy, self._metrics = driver, memory, tenancy, metrics
         self._registry = tenancy.registry
 
-    def match(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[BlockMatch]:
-        """Say of each key whether it can be served, and from where; this marks nothing as used."""
-        return self._matcher(namespace, salt).by_keys(keys)
+    def match(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, *, all_ranks: bool = False
+    ) -> Matches:
+        """Say of each key whether it can be served, and from where; this marks nothing as used.
 
-    def match_tokens(self, namespace: Namespace, tokens: Sequence[int], salt: bytes) -> list[BlockMatch]:
-        """Return the longest stored prefix of a token sequence under our own key chain."""
-        return self._matcher(namespace, salt).by_tokens(tokens, namespace.identity.block_tokens)
+        Args:
+            namespace: of these blocks.
+            keys: of a prefix, or any.
+            salt: of these blocks.
+            all_ranks: count only what every rank of this model has, in the slowest tier of them.
+
+        Raises:
+            BadRequest: `all_ranks`, and the identity does not say which rank it is.
+        """
+        members = self._members(namespace, all_ranks=all_ranks)
+        if members is None:
+            return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
+        tokens = namespace.identity.block_tokens
+        return held_by_all([self._matcher(member, salt).by_keys(keys, tokens) for member in members])
+
+    def match_tokens(
+        self, namespace: Namespace, tokens: Sequence[int], salt: bytes, *, all_ranks: bool = False
+    ) -> Matches:
+        """Return the longest stored prefix of a token sequence under our own key chain; see `match`."""
+        members = self._members(namespace, all_ranks=all_ranks) or []
+        found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
+        return Matches(held_by_all(found).prefix) if found else Matches(())
+
+    def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
+        if not all_ranks:
+            return [namespace]
+        members = ranks(namespace, self._registry.tenants[namespace.tenant].namespaces.values())
+        # the one that was asked is first: the answer has its keys
+        return members and sorted(members, key=lambda member: member is not namespace)
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
         keys = self._registry.tenants[namespace.tenant].keys
@@ -154,17 +183,41 @@ class Blocks:
         return await self._settle(namespace, keys, salt, deadline, evict=False)
 
     async def demote(
-        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
-    ) -> list[BlockResult]:
-        """Return once blocks are durable on disk and gone from the host."""
-        return await self._settle(namespace, keys, salt, deadline, evict=True)
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[BlockResult]:  # fmt: skip
+        """Return once blocks are durable on disk and gone from the host; `progress` is told of each."""
+        return await self._settle(namespace, keys, salt, deadline, evict=True, progress=progress)
+
+    async def prefetch(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[BlockResult]:  # fmt: skip
+        """Bring blocks up to the host, a few at a time, and let go of them; `progress` is told of each."""
+        gate = asyncio.Semaphore(READ_AHEAD)
+
+        async def one(key: EngineKey) -> BlockResult:
+            record_key = self._record_key(namespace, salt, key)
+            request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
+            try:
+                async with gate:
+                    reason: str | None = await self._driver.ask(request, deadline)
+            except DeadlineExceeded:
+                reason = LATE
+            if reason is None:
+                self._driver.tell(ev.Release(record_key))
+            progress()
+            return BlockResult(key, "stored" if reason is None else "dropped", reason)
+
+        return await asyncio.gather(*(one(key) for key in dict.fromkeys(keys)))
 
     async def _settle(
-        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool
-    ) -> list[BlockResult]:
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[BlockResult]:  # fmt: skip
         pairs = [(key, self._record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
         tenant = self._registry.tenants[namespace.tenant]
-        return await settle(self._driver, tenant, pairs, deadline, evict=evict)
+        return await settle(self._driver, tenant, pairs, deadline, evict=evict, progress=progress)
 
     async def flush_all(self, namespace: Namespace, deadline: float) -> list[BlockResult]:
         """Return once all blocks of a namespace that have host bytes are durable on disk."""

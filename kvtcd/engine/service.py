@@ -62,6 +62,7 @@ class Service:
         driver.observers.append(self._observe)
         self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
+        self._purges: set[asyncio.Task[int]] = set()
 
     # Life -----------------------------------------------------------------------------------------------
 
@@ -117,6 +118,8 @@ class Service:
                 else:
                     if lost:
                         _log.warning("%d blocks of %s were not written", lost, namespace.name)
+        if self._purges:
+            await asyncio.wait(self._purges)
         await self._driver.idle()
         self.feeds.close()
         await self._reporter.close()
@@ -168,10 +171,21 @@ class Service:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed; call it again.
         """
-        namespace = self._registry.find(tenant, name)
-        removed = await self._tenancy.purge(tenant, name)
+        # Half of it may be on disk when its caller goes, so it is ended without him.
+        task = asyncio.create_task(self._purge(self._registry.find(tenant, name)))
+        self._purges.add(task)
+        task.add_done_callback(self._purged)
+        return await asyncio.shield(task)
+
+    async def _purge(self, namespace: Namespace) -> int:
+        removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._reporter.purged(namespace)
         return removed
+
+    def _purged(self, task: asyncio.Task[int]) -> None:
+        self._purges.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), KvtcdError):
+            _log.warning("a purge was not completed: %s", error)
 
     def stats(self) -> Stats:
         """Return the daemon at this moment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -234,8 +234,11 @@ async def settle(
     deadline: float,
     *,
     evict: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[BlockResult]:
     """Wait until blocks are durable on disk; with `evict`, until the host has let go of them too.
+
+    `progress` is told of each block, before the last commit is made final.
 
     Raises:
         DeadlineExceeded: not within the caller's time.
@@ -243,6 +246,7 @@ async def settle(
 
     async def one(key: EngineKey, record_key: RecordKey) -> BlockResult:
         reason = await driver.ask(Request(lambda ticket: ev.Settle(ticket, (record_key,), evict)), deadline)
+        progress()
         return BlockResult(key, "stored") if reason is None else BlockResult(key, "dropped", reason)
 
     results = await asyncio.gather(*(one(key, record_key) for key, record_key in keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 from support.http import NS, TENANT_HEADER, running
@@ -195,6 +196,75 @@ async def test_flush_makes_named_blocks_or_the_whole_namespace_durable():
             assert len((await answer.json())["results"]) == 3
         entries = daemon.toy.catalog.residents.entries
         assert all(Tier.DISK in daemon.toy.catalog.tiers(k) for k in entries)
+
+
+async def ended(daemon, operation):
+    """Wait until an operation has ended; return it as it is then."""
+    while operation["state"] == "running":
+        await asyncio.sleep(0.01)
+        async with daemon.request("GET", f"/v1/operations/{operation['id']}") as answer:
+            operation = await answer.json()
+    return operation
+
+
+async def test_prefetch_brings_blocks_up_a_few_at_a_time_and_pins_none():
+    async with running() as daemon:
+        await daemon.register()
+        ns = daemon.toy.service.namespace("uid:1", "demo")
+        body = b"".join(frame(n) for n in range(12))
+        assert (await put(daemon, body))[0] == 200
+        soon = asyncio.get_running_loop().time() + 10
+        keys = [key(n) for n in range(12)]
+        await daemon.toy.service.blocks.demote(ns, keys, b"", soon)
+        wanted = {"keys": [k.hex() for k in (*keys, key(99), keys[0])]}
+        most = 0
+
+        def count(_told, _actions):
+            nonlocal most
+            most = max(most, len(daemon.toy.catalog.residents.transfers))
+
+        daemon.toy.service._driver.observers.append(count)
+        async with daemon.request("POST", f"{NS}/prefetch", json=wanted) as answer:
+            assert answer.status == 202
+            begun = await answer.json()
+            assert answer.headers["Location"] == f"/v1/operations/{begun['id']}"
+        done = await ended(daemon, begun)
+        assert (done["state"], done["done"], done["total"]) == ("done", 13, 13)
+        assert outcomes(done) == [(k.hex(), "stored", None) for k in keys] + [
+            (key(99).hex(), "dropped", "not-found")
+        ]
+        found = daemon.toy.service.blocks.match(ns, keys, b"").blocks
+        assert {match.tier for match in found} == {Tier.HOST}
+        assert 1 < most <= 4
+
+
+async def test_a_prefetch_can_be_cancelled_and_outlasts_no_deadline():
+    async with running() as daemon:
+        await daemon.register()
+        ns = daemon.toy.service.namespace("uid:1", "demo")
+        assert (await put(daemon, b"".join(frame(n) for n in range(8))))[0] == 200
+        keys = [key(n) for n in range(8)]
+        soon = asyncio.get_running_loop().time() + 10
+        await daemon.toy.service.blocks.demote(ns, keys, b"", soon)
+        wanted = {"keys": [k.hex() for k in keys]}
+        (tenant,) = daemon.toy.service._registry.tenants.values()
+        held, read = threading.Event(), tenant.writer.environment.read
+        tenant.writer.environment.read = lambda *args: held.wait(10) and read(*args)
+        try:
+            async with daemon.request("POST", f"{NS}/prefetch", json=wanted) as answer:
+                begun = await answer.json()
+            async with daemon.request("DELETE", f"/v1/operations/{begun['id']}") as answer:
+                assert (await answer.json())["state"] == "cancelled"
+            brief = {"Kvtcd-Deadline-Ms": "50"}
+            async with daemon.request("POST", f"{NS}/prefetch", json=wanted, headers=brief) as answer:
+                late = await ended(daemon, await answer.json())
+            assert outcomes(late) == [(k.hex(), "dropped", "deadline-exceeded") for k in keys]
+            async with daemon.request(
+                "DELETE", f"/v1/operations/{late['id']}", headers={TENANT_HEADER: "uid:2"}
+            ) as answer:
+                assert answer.status == 404
+        finally:
+            held.set()
 
 
 async def test_demote_is_an_operation_of_its_tenant():

@@ -173,6 +173,13 @@ async def test_durability_demotion_and_deletion(client, daemon):
     assert await client.operation(operation.id) == operation
     assert (await client.match("demo", [key(1)])).blocks[0].tier is Tier.DISK
     assert bytes(await client.get("demo", key(1))) == block(1)
+    operation = await client.prefetch("demo", [key(2), key(9)])
+    assert (operation.state, operation.done, operation.total) == ("done", 2, 2)
+    assert [r.reason for r in operation.results] == [None, "not-found"]
+    assert (await client.match("demo", [key(2)])).blocks[0].tier is Tier.HOST
+    assert await client.cancel(operation.id) == operation
+    begun = await client.prefetch("demo", [key(2)], wait=False)
+    assert (await client.ended(begun)).state == "done"
     begun = await client.demote("demo", [key(3)], wait=False)
     assert begun.state in ("running", "done")
     with pytest.raises(errors.NotFound):
@@ -199,6 +206,19 @@ async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, da
         assert [n.key for n in stored] == [key(2)], "the others are moves to disk"
     with pytest.raises(errors.UnknownNamespace):
         await anext(client.events("none"))
+
+
+async def test_all_ranks_and_partial_blocks_can_be_asked_for(client):
+    await client.register("r0", replace(IDENTITY, parallel="tp2-rank0"), deadline=5)
+    await client.put("r0", head(1), block(1))
+    await client.put("r0", BlockHead(key(2), 3, BLOCK_TOKENS, parent=key(1)), block(2, 3))
+    assert (await client.match("r0", [key(1)])).partials == (3,)
+    assert (await client.match("r0", [key(1)], all_ranks=True)).prefix == ()
+    await client.register("r1", replace(IDENTITY, parallel="tp2-rank1"))
+    await client.put("r1", head(1), block(1))
+    assert (await client.match("r0", [key(1)], all_ranks=True)).prefix_tokens == BLOCK_TOKENS
+    assert (await client.match_tokens("r0", [1, 2], all_ranks=True)).prefix == ()
+    assert await client.purge("r1", deadline=5) == 1
 
 
 async def test_policies_are_shown_and_reloaded_or_refused(client):

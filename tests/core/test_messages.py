@@ -21,10 +21,10 @@ from kvtcd.core.messages import (
     Info,
     Matches,
     NamespaceInfo,
-    Operation,
     keys_from_json,
     keys_to_json,
 )
+from kvtcd.core.operation import Operation
 
 KEYS = st.binary(min_size=1, max_size=64).map(EngineKey)
 TOKENS = st.integers(1, 1 << 16)
@@ -57,16 +57,21 @@ def test_a_frame_header_of_an_answer_survives_json(found):
     assert Found.from_json(through_json(found.to_json())) == found
 
 
-@given(st.lists(RESULTS, max_size=3), st.sampled_from(["running", "done", "failed"]), st.none() | st.text())
-def test_an_operation_survives_json(results, state, detail):
-    operation = Operation("0" * 32, state, tuple(results), detail)
+STATES = st.sampled_from(["running", "done", "failed", "cancelled"])
+
+
+@given(st.lists(RESULTS, max_size=3), STATES, st.integers(0, 9), st.integers(0, 9), st.none() | st.text())
+def test_an_operation_survives_json(results, state, total, done, detail):
+    operation = Operation("0" * 32, state, total, done, tuple(results), detail)
 
     assert Operation.from_json(through_json(operation.to_json())) == operation
 
 
-@given(st.lists(st.builds(BlockMatch, KEYS, TOKENS, st.none() | TIERS), max_size=6))
-def test_a_match_counts_its_prefix_and_survives_json(blocks):
-    matches = Matches(tuple(blocks))
+@given(
+    st.lists(st.builds(BlockMatch, KEYS, TOKENS, st.none() | TIERS), max_size=6), st.lists(TOKENS, max_size=3)
+)
+def test_a_match_counts_its_prefix_and_survives_json(blocks, partials):
+    matches = Matches(tuple(blocks), tuple(partials))
     body = matches.to_json()
 
     present = [block.tier is not None for block in blocks]

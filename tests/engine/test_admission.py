@@ -119,7 +119,8 @@ async def test_the_end_of_a_prefix_makes_room_before_its_beginning(tmp_path) -> 
             pass  # the end is the youngest now
         await store(toy.service, ns, *chain(1, start=9), durable=False)
         there = [
-            match.tier is not None for match in toy.service.blocks.match(ns, [key(i) for i in range(4)], b"")
+            match.tier is not None
+            for match in toy.service.blocks.match(ns, [key(i) for i in range(4)], b"").blocks
         ]
 
     assert there == [True, True, True, False]
@@ -131,7 +132,7 @@ async def test_a_block_is_forgotten_when_its_time_is_over(tmp_path, monkeypatch)
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(2))
-        before = [match.tier for match in toy.service.blocks.match(ns, [key(0)], b"")]
+        before = [match.tier for match in toy.service.blocks.match(ns, [key(0)], b"").blocks]
         await until(lambda: not toy.service.stats().blocks)
         used = {tier: sums.used for tier, sums in toy.service.stats().tiers.items()}
         expired = toy.service.metrics.lost.labels("expired")._value.get()
