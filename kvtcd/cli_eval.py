@@ -49,3 +49,35 @@ def rate_distortion(
         model=model, profile=profile, codecs=codec, files=text, context=context, continuation=continuation,
         per_file=windows, threads=threads, json=json, plot=plot,
     )  # fmt: skip
+
+
+@app.command("tasks")
+def tasks(
+    *,
+    model: ModelOption,
+    codec: CodecOption,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task, several allowed; default: all that can be had.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(envvar="KVTCD_DATA", help="Folder of the files of published sets.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A set of your own, JSONL: context, question, answers.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(help="Of your own set: exact, f1, or code, which runs what the model writes.")
+    ] = "exact",
+    n: Annotated[int, typer.Option("--n", min=2, help="Items of each task, spread evenly over it.")] = 25,
+    context: Annotated[int, typer.Option(min=256, help="Tokens of contexts that are made up.")] = 1024,
+    profile: ProfileOption = None,
+    threads: ThreadsOption = 1,
+    json: JsonOption = None,
+) -> None:
+    """Show what a model can do behind a packed cache, against what it can do without one."""
+    from kvtcd.lab.tasks import command as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        model=model, profile=profile, codecs=codec, names=task or [], own=file, metric=metric, data=data, n=n,
+        context=context, threads=threads, json=json,
+    )  # fmt: skip

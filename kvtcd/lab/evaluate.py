@@ -144,7 +144,7 @@ def noise(loaded: LoadedModel, tokens: Sequence[int], document: Document, step: 
     """
     context = len(tokens) - len(document.continuation)
     cache = prefill(loaded, tokens[:context], step)
-    return quality(document.logits, _logits(loaded, cache, document.continuation), document.continuation)
+    return quality(document.logits, read_on(loaded, cache, document.continuation), document.continuation)
 
 
 def measure(
@@ -189,7 +189,15 @@ def continue_behind(
     loaded: LoadedModel, raw: Sequence[Tensor], layout: Layout, continuation: Sequence[int]
 ) -> Tensor:
     """Read tokens behind the cache in raw blocks; return float32 logits ``[tokens, vocabulary]``."""
-    return _logits(loaded, cache_from_raw(raw, layout), continuation)
+    return read_on(loaded, cache_from_raw(raw, layout), continuation)
+
+
+def read_on(loaded: LoadedModel, cache: DynamicCache, tokens: Sequence[int]) -> Tensor:
+    """Read tokens behind a cache, which grows; return float32 logits ``[tokens, vocabulary]``."""
+    ids = torch.tensor([tokens], device=loaded.model.device)
+    with torch.no_grad():
+        logits: Tensor = loaded.model(ids, cache=cache).logits
+    return logits[0].to(torch.float32)
 
 
 def quality(reference: Tensor, logits: Tensor, tokens: Sequence[int]) -> Quality:
@@ -239,14 +247,6 @@ def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor
             total = total.to(want.device) + want.sum(dim=0, dtype=torch.float64)
         found[stream.name] = error / (energy - float(total.square().sum()) / tokens)
     return found
-
-
-def _logits(loaded: LoadedModel, cache: DynamicCache, tokens: Sequence[int]) -> Tensor:
-    """Read tokens behind a cache, which grows; return float32 logits ``[tokens, vocabulary]``."""
-    ids = torch.tensor([tokens], device=loaded.model.device)
-    with torch.no_grad():
-        logits: Tensor = loaded.model(ids, cache=cache).logits
-    return logits[0].to(torch.float32)
 
 
 def _coded(block: Block, window: int = WINDOW) -> range:

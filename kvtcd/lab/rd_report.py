@@ -37,7 +37,7 @@ _GAINS: tuple[tuple[str, Callable[[EqualKl], str]], ...] = (
 
 def fraction(value: float, digits: int) -> str:
     """Write a number without the zero in front of its point."""
-    return f"{value:.{digits}f}".removeprefix("0")
+    return f"{value:.{digits}f}".replace("-0.", "-.").removeprefix("0")
 
 
 def bounds(lo: float, hi: float, digits: int) -> str:

@@ -81,7 +81,7 @@ def test_codecs_are_those_of_a_daemon_with_this_policy(path: Path) -> None:
 
 def test_a_codec_that_would_not_be_used_is_refused(path: Path) -> None:
     source = ProfileSource(path, WORLD.identity)
-    with pytest.raises(ConfigError, match="kvtc:7 cannot be had: .* plans for 4, 8, not for 7"):
+    with pytest.raises(ConfigError, match=r"kvtc:7 cannot be had: .* plans for 4, 8, not for 7"):
         open_codec(WORLD.identity, Spec("kvtc", 7), source, sinks=4, window=128)
     with pytest.raises(ConfigError, match="no profile"):
         open_codec(WORLD.identity, Spec("kvtc", 8), ProfileSource(None, WORLD.identity), sinks=4, window=128)

@@ -1,4 +1,4 @@
-"""Intervals, against scipy, a bootstrap in plain loops and a law that is known; curves with a known answer."""
+"""Intervals, against scipy, a bootstrap in plain loops, and truth; curves with a known answer."""
 
 import math
 import random

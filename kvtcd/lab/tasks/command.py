@@ -1,0 +1,98 @@
+"""`kvtcd eval tasks`: what a model can still do behind a cache that went through a codec.
+
+Every item is taken on twice in the same shape: behind the cache as the model made it, and behind what a
+daemon with the codec in its policy gives back. Differences are paired over items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from kvtcd.codec.choose import NamespaceCodec
+from kvtcd.core.identity import Identity
+from kvtcd.lab import models
+from kvtcd.lab.codec_spec import Spec, open_codec, profile_source, sweep
+from kvtcd.lab.evaluate import SINKS, Size
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
+from kvtcd.lab.tasks.battery import chosen
+from kvtcd.lab.tasks.item import Order, Reply, Task
+from kvtcd.lab.tasks.own import own_task
+from kvtcd.lab.tasks.play import play
+from kvtcd.lab.tasks.rows import Row, rows_of, show
+
+
+def command(
+    *,
+    model: str,
+    profile: Path | None,
+    codecs: Sequence[str],
+    names: Sequence[str],
+    own: Path | None,
+    metric: str,
+    data: Path | None,
+    n: int,
+    context: int,
+    threads: int,
+    json: Path | None,
+) -> None:
+    """Let a model take on tasks, show a table, and write the figures if asked.
+
+    Raises:
+        ConfigError: a codec, task or file that cannot be used.
+        Corrupt, ProfileMismatch: the profile is damaged, or of another model.
+        Unavailable: the model or scipy cannot be had.
+        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+    """
+    specs = [Spec.parse(codec) for codec in codecs]
+    own_tasks = [own_task(own, metric)] if own else []
+    torch.set_num_threads(threads)
+    console = Console()
+    with Progress(console=console) as progress:
+        phases = Phases(progress)
+        loaded = models.load(models.resolve(model, progress))
+        identity = models.identity(loaded)
+        order = Order(n, context, lambda text: len(models.tokenize(loaded, text)), data)
+        tasks, left_out = (
+            ([], {}) if own and not names else chosen(names, data, loaded.model.num_parameters())
+        )
+        source = profile_source(loaded, identity, specs, profile, phases)
+        rows: list[Row] = []
+        for task in [*own_tasks, *tasks]:
+            opened = {
+                spec: open_codec(identity, spec, source, sinks=SINKS, window=task.window)
+                for spec in sweep(specs, source.ratios)
+            }
+            rows += run(loaded, identity, task, order, codecs=opened, phases=phases)
+    show(console, loaded.folder.name, rows, left_out)
+    if json:
+        figures = {
+            "model": loaded.folder.name, "profile": source.digest, "context": context,
+            "rows": [asdict(row) for row in rows], "left_out": left_out,
+        }  # fmt: skip
+        write_json(json, "eval tasks", figures)
+
+
+def run(
+    loaded: LoadedModel, identity: Identity, task: Task, order: Order, *,
+    codecs: Mapping[Spec, NamespaceCodec], phases: Phases,
+) -> list[Row]:  # fmt: skip
+    """Let a model take on one task, without a codec and behind each."""
+    items = task.items(order)
+    raw: list[Reply] = []
+    packed: dict[Spec, list[tuple[Reply, Size]]] = {spec: [] for spec in codecs}
+    with phases.bar(f"{task.name}: {len(items)} items", len(items)) as advance:
+        for number, item in enumerate(items, start=1):
+            untouched, behind = play(loaded, identity, item, codecs, task.window)
+            raw.append(untouched)
+            for spec, found in behind.items():
+                packed[spec].append(found)
+            advance(number)
+    return rows_of(task, items, raw, packed)
