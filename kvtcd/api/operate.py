@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from aiohttp import web
 
 from kvtcd import __version__
 from kvtcd.api.bodies import json_response
-from kvtcd.api.state import SERVICE
+from kvtcd.api.state import SERVICE, TENANT
 from kvtcd.core.messages import API_VERSION, Info
 
 
@@ -18,8 +16,8 @@ async def info(request: web.Request) -> web.Response:
 
 
 async def stats(request: web.Request) -> web.Response:
-    """``GET /v1/stats``: the daemon at this moment."""
-    return json_response(asdict(request.app[SERVICE].stats()))
+    """``GET /v1/stats``: the daemon at this moment, and the caller's namespaces."""
+    return json_response(request.app[SERVICE].stats(request[TENANT]).to_json())
 
 
 async def healthy(_request: web.Request) -> web.Response:

@@ -19,6 +19,7 @@ from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.ranks import held_by_all, ranks
 from kvtcd.engine.sessions import Batch, Lease, settle
+from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
 
 READ_AHEAD = 4
@@ -34,14 +35,18 @@ class Blocks:
         memory: the host tier.
         tenancy: tenants and namespaces.
         metrics: told what was found.
+        tally: told the same.
 
     Attributes:
         draining: no blocks are taken any more.
     """
 
-    def __init__(self, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics) -> None:
+    def __init__(
+        self, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics, tally: Tally
+    ) -> None:
         self.draining = False
-        self._driver, self._memory, self._tenancy, self._metrics = driver, memory, tenancy, metrics
+        self._driver, self._memory, self._tenancy = driver, memory, tenancy
+        self._metrics, self._tally = metrics, tally
         self._registry = tenancy.registry
 
     def match(
@@ -120,8 +125,10 @@ class Blocks:
             raise Busy("the way up from disk")
         if reason is not None:
             self._metrics.gets.labels("nowhere").inc()
+            self._tally.found(namespace.number, None)
             raise NotFound
         self._metrics.gets.labels(tiers[0]).inc()
+        self._tally.found(namespace.number, tiers[0])
         entry = self._driver.catalog.residents.entries[record_key]
         try:
             yield Lease(key, entry.raw_bytes, entry.tokens, tiers[0], list(self._memory.pieces(record_key)))

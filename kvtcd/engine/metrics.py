@@ -19,6 +19,9 @@ class Metrics:
         self.gets = self._counter("gets", "Blocks asked for, by where they were found", "found")
         self.moves = self._counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
         self.lost = self._counter("lost", "Blocks that left the cache, by reason", "reason")
+        self.dropped = self._counter(
+            "dropped_copies", "Copies that a tier let go, by reason", "tier", "reason"
+        )
         self.packed = self._counter("packed_blocks", "Blocks packed, by the codec used", "codec")
         self.lossless_because = self._counter(
             "lossless_fallbacks", "Blocks stored losslessly although the policy asks for more", "reason"
@@ -43,6 +46,9 @@ class Metrics:
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
+        self.tier_blocks = Gauge(
+            "kvtcd_tier_blocks", "Blocks that can be read from each tier", ["tier"], registry=self.registry
+        )
         self.blocks = Gauge("kvtcd_blocks", "Blocks that can be served", registry=self.registry)
         self.waiting = Gauge("kvtcd_waiting", "Requests that wait for room or a move", registry=self.registry)
         self.queue = Gauge("kvtcd_lane_pending", "Calls on each lane", ["lane"], registry=self.registry)

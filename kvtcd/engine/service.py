@@ -23,6 +23,7 @@ from kvtcd.engine.ports import Memory
 from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.stats import Stats, TierStats
 from kvtcd.engine.streams import Stream
+from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,8 @@ class Service:
         self.boot_id = secrets.token_hex(8)
         self.metrics = metrics
         self.ready = False
-        self.blocks = Blocks(driver, memory, tenancy, metrics)
+        self._tally = Tally(metrics)
+        self.blocks = Blocks(driver, memory, tenancy, metrics, self._tally)
         self.feeds = Feeds(self.boot_id, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
@@ -97,6 +99,7 @@ class Service:
 
     def _observe(self, told: Event, actions: Sequence[Action]) -> None:
         if changes := self._changes.read(told, actions):
+            self._tally.count(changes)
             self._reporter.report(changes)
 
     async def close(self, deadline: float) -> None:
@@ -179,6 +182,7 @@ class Service:
 
     async def _purge(self, namespace: Namespace) -> int:
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
+        self._tally.forget(namespace.number)
         self._reporter.purged(namespace)
         return removed
 
@@ -187,29 +191,33 @@ class Service:
         if not task.cancelled() and isinstance(error := task.exception(), KvtcdError):
             _log.warning("a purge was not completed: %s", error)
 
-    def stats(self) -> Stats:
-        """Return the daemon at this moment."""
+    def stats(self, tenant: str) -> Stats:
+        """Return the daemon at this moment, as far as it concerns a tenant."""
         catalog = self._driver.catalog
-        shelves = catalog.residents.shelves
-        entries = catalog.residents.entries
+        counts = self._tally.total
         return Stats(
             boot_id=self.boot_id,
             uptime_s=round(time.monotonic() - self._started, 3),
-            blocks=len(entries),
+            blocks=len(catalog.residents.entries),
             waiting=self._driver.waiting,
             demoting=catalog.room.demoting,
-            tiers={t: TierStats(shelf.capacity, shelf.used, shelf.blocks) for t, shelf in shelves.items()},
+            tiers={
+                tier: TierStats(shelf.capacity, shelf.used, counts.tiers[tier])
+                for tier, shelf in catalog.residents.shelves.items()
+            },
             namespaces=len(self._registry.all()),
+            misses=counts.misses,
+            own={namespace.name: self._tally.of(namespace.number) for namespace in self.namespaces(tenant)},
         )
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        stats = self.stats()
-        for tier, sums in stats.tiers.items():
-            self.metrics.used.labels(tier).set(sums.used)
-            self.metrics.capacity.labels(tier).set(sums.capacity)
-        self.metrics.blocks.set(stats.blocks)
-        self.metrics.waiting.set(stats.waiting)
+        for tier, shelf in self._driver.catalog.residents.shelves.items():
+            self.metrics.used.labels(tier).set(shelf.used)
+            self.metrics.capacity.labels(tier).set(shelf.capacity)
+            self.metrics.tier_blocks.labels(tier).set(self._tally.total.tiers[tier].blocks)
+        self.metrics.blocks.set(len(self._driver.catalog.residents.entries))
+        self.metrics.waiting.set(self._driver.waiting)
         for lane in self._lanes:
             self.metrics.queue.labels(lane.name).set(lane.pending)
         return self.metrics.text()

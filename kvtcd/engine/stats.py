@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvtcd.engine.tally import Counts, TierCounts
+
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Sums of one tier, in bytes and copies."""
+    """One tier; `used` are its bytes, those of copies that are filling or going included."""
 
     capacity: int
     used: int
-    blocks: int
+    counts: TierCounts
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"capacity": self.capacity, "used": self.used, **_tier(self.counts)}
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The daemon at one moment."""
+    """The daemon at one moment.
+
+    Attributes:
+        boot_id: another one after every start.
+        uptime_s: seconds since then.
+        blocks: in any tier.
+        waiting: requests that wait.
+        demoting: moves down that run.
+        tiers: by name.
+        namespaces: of all tenants.
+        misses: reads of blocks that were nowhere.
+        own: what was counted for each namespace of one tenant, by name.
+    """
 
     boot_id: str
     uptime_s: float
@@ -25,3 +43,36 @@ class Stats:
     demoting: int
     tiers: dict[str, TierStats]
     namespaces: int
+    misses: int
+    own: dict[str, Counts]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            "boot_id": self.boot_id,
+            "uptime_s": self.uptime_s,
+            "blocks": self.blocks,
+            "waiting": self.waiting,
+            "demoting": self.demoting,
+            "tiers": {name: tier.to_json() for name, tier in self.tiers.items()},
+            "namespaces": self.namespaces,
+            "misses": self.misses,
+            "own": {
+                name: {
+                    "misses": counts.misses,
+                    "tiers": {str(t): _tier(counts.tiers[t]) for t in counts.tiers if t in self.tiers},
+                }
+                for name, counts in self.own.items()
+            },
+        }
+
+
+def _tier(counts: TierCounts) -> dict[str, object]:
+    return {
+        "blocks": counts.blocks,
+        "bytes": counts.bytes,
+        "hits": counts.hits,
+        "promotions": counts.promotions,
+        "demotions": counts.demotions,
+        "dropped": dict(sorted(counts.dropped.items())),
+    }

@@ -1,0 +1,142 @@
+"""Counts against a walk through all blocks, whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
+
+from kvtcd.core.errors import NotFound
+from kvtcd.core.events import Tier
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import BlockHead
+from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
+
+pytestmark = pytest.mark.asyncio
+TENANT = "uid:1"
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 10
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(number.to_bytes(32, "big"))
+
+
+async def store(service, ns, *numbers: int, durable: bool = False, drop: bool = False) -> None:
+    async with service.blocks.batch(ns, b"", soon()) as batch:
+        for number in numbers:
+            slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS, 0), BLOCK_BYTES)
+            if slot is not None and not drop:
+                slot.write(memoryview(block(number)))
+        await batch.commit(durable=durable)
+
+
+async def read(service, ns, number: int) -> bool:
+    try:
+        async with service.blocks.read(ns, key(number), b"", soon()):
+            return True
+    except NotFound:
+        return False
+
+
+def walked(toy) -> dict[tuple[int, Tier], tuple[int, int]]:
+    """Blocks and bytes of each namespace and tier, counted one by one."""
+    blocks, nbytes = Counter(), Counter()
+    for entry in toy.catalog.residents.entries.values():
+        for tier, copy in entry.copies.items():
+            if entry.ready(tier):
+                blocks[entry.namespace, tier] += 1
+                nbytes[entry.namespace, tier] += copy.nbytes
+    return {place: (blocks[place], nbytes[place]) for place in blocks}
+
+
+def counted(toy, *namespaces) -> dict[tuple[int, Tier], tuple[int, int]]:
+    tally = toy.service._tally
+    counts = {(ns.number, tier): tally.of(ns.number).tiers[tier] for ns in namespaces for tier in Tier}
+    return {place: (c.blocks, c.bytes) for place, c in counts.items() if c.blocks or c.bytes}
+
+
+@pytest.mark.parametrize("write", ["behind", "evict"])
+async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write):
+    rng = random.Random(write)
+    policy = Policy("t", host=HostTier(1.0, 0.8), disk=DiskTier(write, 1.0, 0.8), evict=Evict("lru"))
+    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=256 << 10, policy=policy) as toy:
+        service = toy.service
+        spaces = [await service.register(TENANT, n, replace(IDENTITY, model=n)) for n in ("a", "b")]
+        for step in range(150):
+            ns, number = rng.choice(spaces), rng.randrange(40)
+            match rng.randrange(6):
+                case 0 | 1:
+                    await store(service, ns, number, durable=step % 5 == 0)
+                case 2:
+                    await read(service, ns, number)
+                case 3:
+                    await service.blocks.delete(ns, [key(number)], b"")
+                case 4:
+                    await service.blocks.demote(ns, [key(number)], b"", soon())
+                case 5:
+                    await store(service, ns, number, drop=True)
+            if step % 10 == 0:
+                await service._driver.idle()
+                assert counted(toy, *spaces) == walked(toy)
+        for codec in toy.codecs:
+            codec.fail = ZeroDivisionError("no")
+        await service.blocks.demote(spaces[0], [key(n) for n in range(40)], b"", soon())
+        assert counted(toy, *spaces) == walked(toy), "after moves that failed"
+        for codec in toy.codecs:
+            codec.fail = None
+        assert toy.service._tally.total.tiers[Tier.DISK].dropped["evicted"] > 0
+        await service.purge(TENANT, "a")
+        assert counted(toy, *spaces) == walked(toy)
+        assert sum(c.blocks for c in service._tally.total.tiers.values()) == sum(
+            blocks for blocks, _ in walked(toy).values()
+        )
+        kept = walked(toy)[spaces[1].number, Tier.DISK]
+    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=256 << 10, policy=policy) as toy:
+        ns = toy.service.namespace(TENANT, "b")
+        assert counted(toy, ns) == walked(toy), "what was found at the start"
+        assert counted(toy, ns)[ns.number, Tier.DISK] >= kept
+
+
+async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_path):
+    policy = Policy("t", disk=DiskTier("evict"))
+    async with toy_service(tmp_path, policy=policy) as toy:
+        service = toy.service
+        a = await service.register(TENANT, "a", IDENTITY)
+        b = await service.register(TENANT, "b", replace(IDENTITY, model="b"))
+        other = await service.register("uid:2", "a", IDENTITY)
+        await store(service, a, 1, 2)
+        await store(service, other, 1)
+        assert await read(service, a, 1)
+        await service.blocks.demote(a, [key(1)], b"", soon())
+        assert await read(service, a, 1)
+        assert not await read(service, b, 1)
+        await service.blocks.delete(a, [key(1), key(2)], b"")
+
+        own = service.stats(TENANT).to_json()["own"]
+        theirs = service.stats("uid:2").to_json()["own"]
+        tiers = service.stats("uid:3").to_json()["tiers"]
+        text = service.metrics_text().decode()
+
+    zero = {"blocks": 0, "bytes": 0, "hits": 0, "promotions": 0, "demotions": 0, "dropped": {}}
+    assert own == {
+        "a": {
+            "misses": 0,
+            "tiers": {
+                "host": zero | {"hits": 1, "promotions": 1, "dropped": {"deleted": 2, "evicted": 1}},
+                "disk": zero | {"hits": 1, "demotions": 1, "dropped": {"deleted": 1}},
+            },
+        },
+        "b": {"misses": 1, "tiers": {"host": zero, "disk": zero}},
+    }
+    assert theirs["a"]["tiers"]["host"] == zero | {"blocks": 1, "bytes": BLOCK_BYTES}
+    assert (tiers["host"]["hits"], tiers["host"]["blocks"], tiers["disk"]["hits"]) == (1, 1, 1)
+    assert 'kvtcd_dropped_copies_total{reason="deleted",tier="host"} 2.0' in text
+    assert 'kvtcd_tier_blocks{tier="host"} 1.0' in text
+    assert "uid:" not in text
