@@ -66,7 +66,7 @@ def counted(toy, *namespaces) -> dict[tuple[int, Tier], tuple[int, int]]:
 async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write):
     rng = random.Random(write)
     policy = Policy("t", host=HostTier(1.0, 0.8), disk=DiskTier(write, 1.0, 0.8), evict=Evict("lru"))
-    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=256 << 10, policy=policy) as toy:
+    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=96 << 10, policy=policy) as toy:
         service = toy.service
         spaces = [await service.register(TENANT, n, replace(IDENTITY, model=n)) for n in ("a", "b")]
         for step in range(150):
@@ -98,7 +98,7 @@ async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write):
             blocks for blocks, _ in walked(toy).values()
         )
         kept = walked(toy)[spaces[1].number, Tier.DISK]
-    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=256 << 10, policy=policy) as toy:
+    async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=96 << 10, policy=policy) as toy:
         ns = toy.service.namespace(TENANT, "b")
         assert counted(toy, ns) == walked(toy), "what was found at the start"
         assert counted(toy, ns)[ns.number, Tier.DISK] >= kept
