@@ -64,36 +64,6 @@ class Spec:
         return CodecChoice(self.name, ratio=int(self.dial), sinks=sinks, window=window)
 
 
-def sweep(specs: Sequence[Spec], planned: Sequence[int]) -> list[Spec]:
-    """Put each codec without a dial at several, around those of the codecs that have one.
-
-    Args:
-        specs: of the command line.
-        planned: ratios that the profile has bit plans for; `kvtc` can be put at these alone.
-
-    Returns:
-        Every codec with its dial, where it has one; none twice.
-
-    Raises:
-        ConfigError: there is nothing to sweep around.
-    """
-    around = [spec.dial for spec in specs if spec.dial is not None]
-    found: list[Spec] = []
-    for spec in specs:
-        if not spec.swept:
-            found.append(spec)
-        elif spec.name == "kvtc":
-            found += [Spec(spec.name, ratio) for ratio in planned]
-        elif around:
-            dials = sorted({round(dial * step, 2) for dial in around for step in _STEPS})
-            found += [Spec(spec.name, dial) for dial in dials]
-        else:
-            raise ConfigError(
-                _OPTION, "", f"{spec} is swept around the dials of others, for instance {_OPTION} kvtc:16"
-            )
-    return list(dict.fromkeys(found))
-
-
 class ProfileSource(ProfileFolder):
     """A folder in which one profile counts, or none.
 
@@ -149,18 +119,43 @@ def profile_source(
     return ProfileSource((path or profile_for(loaded, phases)) if needed else None, identity)
 
 
-def open_codec(
-    identity: Identity, spec: Spec, profiles: ProfileFolder, *, sinks: int, window: int
-) -> NamespaceCodec:
-    """Return what a daemon with this codec in its policy packs with.
+def open_codecs(
+    identity: Identity, specs: Sequence[Spec], source: ProfileSource, *, sinks: int, window: int
+) -> dict[Spec, NamespaceCodec]:
+    """Return what daemons with these codecs in their policies pack with, by codec and dial.
+
+    A codec without a dial is put at several: `kvtc` at every ratio that the profile has bit plans for, any
+    other in steps of half an octave around the dials of all, as far as the profile goes.
 
     Raises:
-        ConfigError: it would store losslessly instead.
+        ConfigError: a daemon would store losslessly instead, or there is nothing to sweep around.
     """
-    codec = codec_for(identity, spec.choice(sinks=sinks, window=window), profiles)
-    if codec.reason:
-        raise ConfigError(_OPTION, "", f"{spec} cannot be had: {codec.reason}")
-    return codec
+    found: dict[Spec, NamespaceCodec] = {}
+    for spec in specs:
+        refused = []
+        for stand in _stands(spec, specs, source.ratios):
+            codec = codec_for(identity, stand.choice(sinks=sinks, window=window), source)
+            if codec.reason:
+                refused.append(f"{stand} cannot be had: {codec.reason}")
+            else:
+                found[stand] = codec
+        if refused and not (spec.swept and any(stand.name == spec.name for stand in found)):
+            raise ConfigError(_OPTION, "", refused[0])
+    return found
+
+
+def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[Spec]:
+    """Where the dial of a codec is put."""
+    if not spec.swept:
+        return [spec]
+    if spec.name == "kvtc":
+        return [Spec(spec.name, ratio) for ratio in planned]
+    around = [other.dial for other in specs if other.dial is not None]
+    if not around:
+        raise ConfigError(
+            _OPTION, "", f"{spec} is swept around the dials of others, for instance {_OPTION} kvtc:16"
+        )
+    return [Spec(spec.name, dial) for dial in sorted({round(d * step, 2) for d in around for step in _STEPS})]
 
 
 def _number(text: str, dial: str) -> float:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
-from kvtcd.lab.codec_spec import Spec, open_codec, profile_source, sweep
+from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
 from kvtcd.lab.evaluate import SINKS, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
@@ -26,7 +26,7 @@ from kvtcd.lab.tasks.battery import chosen
 from kvtcd.lab.tasks.item import Order, Reply, Task
 from kvtcd.lab.tasks.own import own_task
 from kvtcd.lab.tasks.play import play
-from kvtcd.lab.tasks.rows import Row, rows_of, show
+from kvtcd.lab.tasks.rows import Pair, Row, Scores, show
 
 
 def command(
@@ -65,17 +65,18 @@ def command(
         )
         source = profile_source(loaded, identity, specs, profile, phases)
         rows: list[Row] = []
+        pairs: list[Pair] = []
         for task in [*own_tasks, *tasks]:
-            opened = {
-                spec: open_codec(identity, spec, source, sinks=SINKS, window=task.window)
-                for spec in sweep(specs, source.ratios)
-            }
-            rows += run(loaded, identity, task, order, codecs=opened, phases=phases)
-    show(console, loaded.folder.name, rows, left_out)
+            opened = open_codecs(identity, specs, source, sinks=SINKS, window=task.window)
+            found = run(loaded, identity, task, order, codecs=opened, phases=phases)
+            rows += found.rows
+            pairs += found.pairs
+    show(console, loaded.folder.name, rows, pairs, left_out)
     if json:
         figures = {
             "model": loaded.folder.name, "profile": source.digest, "context": context,
-            "rows": [asdict(row) for row in rows], "left_out": left_out,
+            "rows": [asdict(row) for row in rows], "pairs": [asdict(pair) for pair in pairs],
+            "left_out": left_out,
         }  # fmt: skip
         write_json(json, "eval tasks", figures)
 
@@ -83,7 +84,7 @@ def command(
 def run(
     loaded: LoadedModel, identity: Identity, task: Task, order: Order, *,
     codecs: Mapping[Spec, NamespaceCodec], phases: Phases,
-) -> list[Row]:  # fmt: skip
+) -> Scores:  # fmt: skip
     """Let a model take on one task, without a codec and behind each."""
     items = task.items(order)
     raw: list[Reply] = []
@@ -95,4 +96,4 @@ def run(
             for spec, found in behind.items():
                 packed[spec].append(found)
             advance(number)
-    return rows_of(task, items, raw, packed)
+    return Scores.of(task, items, raw, packed)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from statistics import fmean
+from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -16,8 +17,10 @@ from rich.table import Table
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Size
 from kvtcd.lab.rd_report import bounds, fraction
-from kvtcd.lab.statistics import interval, mean
-from kvtcd.lab.tasks.item import Item, Reply, Task
+from kvtcd.lab.statistics import Interval, interval, mean
+from kvtcd.lab.tasks.item import Item, Measure, Reply, Task
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +51,62 @@ class Row:
     hi: float
 
 
-def rows_of(
-    task: Task, items: Sequence[Item], raw: Sequence[Reply],
-    packed: Mapping[Spec, Sequence[tuple[Reply, Size]]],
-) -> list[Row]:  # fmt: skip
-    """Score the replies to the items of a task; a row for each measure and codec."""
-    rows = []
-    for metric, measure in task.measures.items():
-        before = [measure(item, reply) for item, reply in zip(items, raw, strict=True)]
-        for spec, found in packed.items():
-            after = [measure(item, reply) for item, (reply, _) in zip(items, found, strict=True)]
-            delta = interval(mean([b - a for a, b in zip(before, after, strict=True)]), [0] * len(items))
-            ratio = reduce(add, (size for _, size in found)).ratio
-            rows.append(
-                Row(
-                    task.name, metric, spec.name, spec.dial, ratio, len(items),
-                    fmean(after), fmean(before), delta.value, delta.lo, delta.hi,
-                )
-            )  # fmt: skip
-    return rows
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The score of a codec less that of the codec named first, with its 95 % interval."""
+
+    task: str
+    metric: str
+    of: str
+    over: str
+    delta: float
+    lo: float
+    hi: float
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one task comes to: a row for each measure and codec, and how codecs compare."""
+
+    rows: list[Row]
+    pairs: list[Pair]
+
+    @classmethod
+    def of(
+        cls, task: Task, items: Sequence[Item], raw: Sequence[Reply],
+        packed: Mapping[Spec, Sequence[tuple[Reply, Size]]],
+    ) -> Scores:  # fmt: skip
+        """Score the replies to the items of a task: without a codec, and behind each with what it stored."""
+        rows, pairs = [], []
+        for metric, measure in task.measures.items():
+            before = _scores(measure, items, raw)
+            after = {spec: _scores(measure, items, [one for one, _ in packed[spec]]) for spec in packed}
+            for spec, scores in after.items():
+                delta = _difference(scores, before)
+                ratio = reduce(add, (size for _, size in packed[spec])).ratio
+                rows.append(
+                    Row(
+                        task.name, metric, spec.name, spec.dial, ratio, len(items),
+                        fmean(scores), fmean(before), delta.value, delta.lo, delta.hi,
+                    )
+                )  # fmt: skip
+            first, *others = after
+            for spec in others:
+                delta = _difference(after[spec], after[first])
+                pairs.append(Pair(task.name, metric, str(spec), str(first), delta.value, delta.lo, delta.hi))
+        return cls(rows, pairs)
+
+
+def _scores(measure: Measure, items: Sequence[Item], replies: Sequence[Reply]) -> list[float]:
+    return [measure(item, reply) for item, reply in zip(items, replies, strict=True)]
+
+
+def _difference(scores: Sequence[float], others: Sequence[float]) -> Interval:
+    """The mean difference, paired over items."""
+    return interval(mean([a - b for a, b in zip(scores, others, strict=True)]), [0] * len(scores))
+
+
+_ROWS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("task", lambda r: r.task),
     ("metric", lambda r: r.metric),
     ("codec", lambda r: r.codec if r.dial is None else f"{r.codec}:{r.dial:g}"),
@@ -80,15 +117,34 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("Δ", lambda r: fraction(r.delta, 3)),
     ("95 %", lambda r: bounds(r.lo, r.hi, 3)),
 )
+_PAIRS: tuple[tuple[str, Callable[[Pair], str]], ...] = (
+    ("task", lambda p: p.task),
+    ("metric", lambda p: p.metric),
+    ("codec", lambda p: p.of),
+    ("over", lambda p: p.over),
+    ("Δ", lambda p: fraction(p.delta, 3)),
+    ("95 %", lambda p: bounds(p.lo, p.hi, 3)),
+)
+_NAMES = {"task", "metric", "codec", "over"}
 
 
-def show(console: Console, model: str, rows: Sequence[Row], left_out: Mapping[str, str]) -> None:
-    """Print rows, and why tasks are not among them."""
-    table = Table(title=f"{model}: the higher the better", box=SIMPLE_HEAD, padding=0, title_justify="left")
-    for number, (name, _) in enumerate(_COLUMNS):
-        table.add_column(name, justify="left" if number < 3 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in _COLUMNS))
-    console.print(table)
+def show(
+    console: Console, model: str, rows: Sequence[Row], pairs: Sequence[Pair], left_out: Mapping[str, str]
+) -> None:
+    """Print scores and comparisons, and why tasks are not among them."""
+    _print(console, f"{model}: scores without and with a codec, the higher the better", _ROWS, rows)
+    if pairs:
+        _print(console, "Scores of codecs over the one named first", _PAIRS, pairs)
     for name, why in left_out.items():
         console.print(f"{name} was left out: {why}.")
+
+
+def _print(
+    console: Console, title: str, columns: Sequence[tuple[str, Callable[[T], str]]], rows: Sequence[T]
+) -> None:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")
+    for name, _ in columns:
+        table.add_column(name, justify="left" if name in _NAMES else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
+    console.print(table)
