@@ -25,7 +25,7 @@ from transformers import DynamicCache
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Reason
 from kvtcd.codec.rope import Rotation
 from kvtcd.codec.transform import rows, views
-from kvtcd.core.blob import Blob, parse
+from kvtcd.core.blob import Blob, CodecId, parse
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Layout
 from kvtcd.integrations.transformers_blocks import cache_from_raw, raw_block
@@ -54,11 +54,13 @@ class Document:
     """A context in blocks, and what the model says of the continuation behind the untouched cache.
 
     Attributes:
+        context: token ids.
         blocks: of the context.
         continuation: token ids.
         logits: float32 ``[len(continuation), vocabulary]``.
     """
 
+    context: tuple[int, ...]
     blocks: tuple[Block, ...]
     continuation: tuple[int, ...]
     logits: Tensor
@@ -116,12 +118,14 @@ class Measured:
         quality: how the model reads on.
         error: by stream, squared error of the coded tokens relative to their energy about their mean, RoPE
             undone.
-        refused: blocks with coded tokens that the codec stored losslessly instead.
+        finer: blocks that the codec stored finer than asked, to keep a bound.
+        refused: blocks with coded tokens that it stored losslessly instead.
     """
 
     size: Size
     quality: Quality
     error: dict[str, float]
+    finer: int
     refused: int
 
 
@@ -134,16 +138,15 @@ def read(loaded: LoadedModel, identity: Identity, tokens: Sequence[int], context
     blocks = cut(prefill(loaded, tokens[:context]), identity)
     continuation = tuple(tokens[context:])
     logits = continue_behind(loaded, [block.raw for block in blocks], identity.layout, continuation)
-    return Document(blocks, continuation, logits)
+    return Document(tuple(tokens[:context]), blocks, continuation, logits)
 
 
-def noise(loaded: LoadedModel, tokens: Sequence[int], document: Document, step: int) -> Quality:
+def noise(loaded: LoadedModel, identity: Identity, document: Document) -> Quality:
     """Return what rounding alone does to a document, no codec in between: the floor of every measure.
 
-    The model reads the context again, `step` tokens at a time. The sums are the same, their order is not.
+    The model reads the context again, a block at a time. The sums are the same, their order is not.
     """
-    context = len(tokens) - len(document.continuation)
-    cache = prefill(loaded, tokens[:context], step)
+    cache = prefill(loaded, document.context, identity.block_tokens)
     return quality(document.logits, read_on(loaded, cache, document.continuation), document.continuation)
 
 
@@ -154,11 +157,13 @@ def measure(
     encoded = encode(encoder, document.blocks)
     decoded = decode(decoder, document.blocks, encoded)
     logits = continue_behind(loaded, decoded, identity.layout, document.continuation)
+    changed = [packed for packed in encoded if packed.reason not in {None, Reason.WINDOW}]
     return Measured(
         size=size(identity.layout, document.blocks, encoded),
         quality=quality(document.logits, logits, document.continuation),
         error=errors(identity, document.blocks, decoded),
-        refused=sum(packed.reason not in {None, Reason.WINDOW} for packed in encoded),
+        finer=sum(packed.codec is not CodecId.LOSSLESS for packed in changed),
+        refused=sum(packed.codec is CodecId.LOSSLESS for packed in changed),
     )
 
 
@@ -222,7 +227,7 @@ def size(layout: Layout, blocks: Sequence[Block], encoded: Sequence[Encoded], wi
     raw_bits = layout.token_elements * _BITS
     total = Size()
     for block, packed in zip(blocks, encoded, strict=True):
-        coded = _coded(block, window)
+        coded = coded_tokens(block, window)
         blob = parse(memoryview(packed.blob))
         total += Size(
             coded_raw=raw_bits * len(coded),
@@ -235,7 +240,7 @@ def size(layout: Layout, blocks: Sequence[Block], encoded: Sequence[Encoded], wi
 
 def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor]) -> dict[str, float]:
     """Return the relative squared error of each stream over the coded tokens, if any; see `Measured`."""
-    pairs = [pair for pair in zip(blocks, decoded, strict=True) if _coded(pair[0])]
+    pairs = [pair for pair in zip(blocks, decoded, strict=True) if coded_tokens(pair[0])]
     found: dict[str, float] = {}
     for index, stream in enumerate(identity.layout.streams if pairs else ()):
         tokens, error, energy, total = 0, 0.0, 0.0, torch.zeros(())
@@ -249,7 +254,7 @@ def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor
     return found
 
 
-def _coded(block: Block, window: int = WINDOW) -> range:
+def coded_tokens(block: Block, window: int = WINDOW) -> range:
     """The coded tokens of a block, as positions in the context."""
     end = block.first_token + block.tokens
     start = min(max(block.first_token, SINKS), end)
@@ -272,7 +277,7 @@ def _bytes_of(blob: Blob, tokens: range) -> float:
 
 def _coded_rows(identity: Identity, block: Block, raw: Tensor, index: int) -> Tensor:
     """The coded tokens of one stream of a block, float32 ``[T, p]``, RoPE undone."""
-    stream, rope, tokens = identity.layout.streams[index], identity.rope, _coded(block)
+    stream, rope, tokens = identity.layout.streams[index], identity.rope, coded_tokens(block)
     start = tokens.start - block.first_token
     view = views(raw, identity.layout, block.tokens)[index][:, start : start + len(tokens)]
     undo = (

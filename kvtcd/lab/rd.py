@@ -143,7 +143,7 @@ def measure(
     noise = []
     for number, document in enumerate(documents):
         read = evaluate.read(loaded, identity, document.tokens, context)
-        noise.append(evaluate.noise(loaded, document.tokens, read, identity.block_tokens))
+        noise.append(evaluate.noise(loaded, identity, read))
         for spec, codec in codecs.items():
             results[spec].append(evaluate.measure(loaded, identity, read, codec.encoder, codec.decoder))
         advance(number + 1)

@@ -30,7 +30,8 @@ class Point:
         kl_lo, kl_hi: bounds of the 95 % interval.
         err_k, err_v: squared error of coded tokens relative to their energy about the mean; of documents, the
             mean.
-        refused: blocks that were stored losslessly instead, of all documents.
+        finer: blocks of all documents that were stored finer than asked, to keep a bound.
+        refused: blocks that were stored losslessly instead.
         kl_of_documents: one after the other.
     """
 
@@ -46,6 +47,7 @@ class Point:
     top1: float
     err_k: float
     err_v: float
+    finer: int
     refused: int
     kl_of_documents: tuple[float, ...]
 
@@ -108,6 +110,7 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
                 top1=float(np.mean([one.quality.top1 for one in documents])),
                 err_k=float(np.mean([one.error.get("k", np.nan) for one in documents])),
                 err_v=float(np.mean([one.error.get("v", np.nan) for one in documents])),
+                finer=sum(one.finer for one in documents),
                 refused=sum(one.refused for one in documents),
                 kl_of_documents=tuple(values),
             )

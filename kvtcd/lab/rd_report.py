@@ -63,8 +63,11 @@ def show(console: Console, figures: Figures) -> None:
         f"({bounds(noise.kl_lo, noise.kl_hi, 5)}), top-1 {fraction(noise.top1, 3)}."
     )
     for point in figures.points:
-        if point.refused:
-            console.print(f"{point.codec}:{point.dial:g} stored {point.refused} blocks losslessly instead.")
+        if point.finer or point.refused:
+            console.print(
+                f"{point.codec}:{point.dial:g} stored {point.finer} blocks finer than asked and "
+                f"{point.refused} losslessly."
+            )
     if figures.equal_kl:
         table = Table(title="Ratio at equal KL", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for name, _ in _GAINS:

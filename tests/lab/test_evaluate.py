@@ -66,6 +66,31 @@ def test_the_reference_is_the_models_own_run(world, document) -> None:
     assert torch.equal(document.logits, own[0])
 
 
+def test_a_document_read_in_other_steps_is_the_same_but_for_rounding(world, document) -> None:
+    loaded, named, _ = world
+    found = evaluate.noise(loaded, named, document)
+    with torch.no_grad():
+        whole = loaded.model(torch.tensor([TOKENS])).logits[0, CONTEXT:]
+    assert 0 <= found.kl < 1e-6
+    assert found.top1 == 1
+    assert found.dnll == pytest.approx(0, abs=1e-5)
+    assert torch.allclose(whole, document.logits, atol=1e-3)
+
+
+def test_blocks_that_are_stored_otherwise_than_asked_are_counted(world, document) -> None:
+    loaded, named, profile = world
+    encoder, decoder = kvtc(named, profile, 8)
+    assert evaluate.measure(loaded, named, document, encoder, decoder).refused == 0
+
+    class Refuses(Kvtc):
+        def analyze(self, raw, *, first_token, **rest):
+            return super().analyze(raw, first_token=None if first_token == 64 else first_token, **rest)
+
+    refusing = Refuses(named.layout, named.rope, profile, 8)
+    measured = evaluate.measure(loaded, named, document, refusing, decoder)
+    assert (measured.finer, measured.refused) == (0, 1)
+
+
 def test_a_codec_that_loses_nothing_has_no_divergence_and_no_error(world, document) -> None:
     loaded, named, _ = world
     measured = evaluate.measure(loaded, named, document, *lossless(named))
