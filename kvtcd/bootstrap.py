@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import torch
 from sdnotify import SystemdNotifier
@@ -32,6 +33,7 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.ports import Codec
+from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.disk import Environment, Put, footprint
@@ -44,18 +46,22 @@ DRAIN_SHARE, FLUSH_SHARE = 0.3, 0.5
 
 
 @asynccontextmanager
-async def service(config: Config) -> AsyncIterator[Service]:
+async def service(config: Config, record: Path | None = None) -> AsyncIterator[Service]:
     """Run a daemon without its HTTP server; leaving stops it within ``daemon.stop_seconds``.
 
+    Args:
+        config: what holds for it.
+        record: write down in this file what is asked of it.
+
     Raises:
-        ConfigError: a policy file or the state directory cannot be used.
+        ConfigError: a policy file, the state directory or the file to record into cannot be used.
         AlreadyRunning: another process holds the state directory.
     """
     os.umask(0o077)
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
-        built, tags = await asyncio.to_thread(_assemble, config, state)
+        built, tags = await asyncio.to_thread(_assemble, config, state, record)
         try:
             for tag in await built.recover(tags):
                 _log.warning("tenant %s belongs to another master key and is removed", tag)
@@ -68,7 +74,7 @@ async def service(config: Config) -> AsyncIterator[Service]:
         await asyncio.to_thread(state.close)
 
 
-def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]]:
+def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tuple[Service, list[str]]:
     """Put the rooms together; return the service and the tenants found on disk."""
     policies = load_policies(config.policies)
     try:
@@ -102,13 +108,21 @@ def _assemble(config: Config, state: StateDirectory) -> tuple[Service, list[str]
         driver, registry, lane=lane, metrics=metrics, policies=policies, master=state.master_key(),
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
     )  # fmt: skip
-    lanes = (*stages.streams(), lane)
-    service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+    lanes, recorder = [*stages.streams(), lane], None
+    if record:
+        lanes.append(writing := Lane("record"))
+        recorder = Recorder(record, writing, metrics)
+    service = Service(
+        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
+    )
     return service, list(state.tenants())
 
 
 class _Reload:
-    """Reads the policy files anew, for the API and for SIGHUP, and tells systemd meanwhile."""
+    """Reads the policy files anew, for the API and for SIGHUP, and tells systemd meanwhile.
+
+    SIGHUP also has the recording go on in a new file, if the old one was moved away.
+    """
 
     def __init__(self, config: Config, service: Service, notify: SystemdNotifier) -> None:
         self._config, self._service, self._notify = config, service, notify
@@ -127,6 +141,7 @@ class _Reload:
         """Do it each time that it is asked for; a wrong file is logged, and what was in effect stays so."""
         while await asked.wait():
             asked.clear()
+            await self._service.reopen()
             try:
                 await self()
             except ConfigError as error:
@@ -138,8 +153,12 @@ class _Reload:
                 self._notify.notify("STATUS=")
 
 
-async def serve(config: Config) -> None:
+async def serve(config: Config, record: Path | None = None) -> None:
     """Run a daemon until SIGTERM or SIGINT; SIGHUP reads the policy files anew.
+
+    Args:
+        config: what holds for it.
+        record: write down in this file what is asked of it.
 
     Raises:
         ConfigError, AlreadyRunning: it could not be started.
@@ -150,7 +169,7 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     notify = SystemdNotifier()
-    async with service(config) as running:
+    async with service(config, record) as running:
         reload = _Reload(config, running, notify)
         app = create_app(running, _limits(config), reload=reload)
         runner = await start(app, config.daemon.socket)

@@ -53,7 +53,14 @@ def _root(
 
 
 @app.command()
-def serve(path: ConfigOption = None) -> None:
+def serve(
+    path: ConfigOption = None,
+    *,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Append what is asked of the daemon to this file, a trace for `policy simulate`."),
+    ] = None,
+) -> None:
     """Run the daemon until SIGTERM."""
     settings = config.load(path)
     logging.basicConfig(
@@ -63,7 +70,7 @@ def serve(path: ConfigOption = None) -> None:
     )
     from kvtcd import bootstrap  # noqa: PLC0415 - torch is loaded for the commands that need it
 
-    asyncio.run(bootstrap.serve(settings))
+    asyncio.run(bootstrap.serve(settings, record))
 
 
 @app.command()
@@ -85,7 +92,9 @@ def policy_check(file: Annotated[Path, typer.Argument(help="A policy file.")]) -
 @policies.command("simulate")
 def policy_simulate(
     *,
-    trace: Annotated[Path, typer.Option(help="Requests as JSONL, in the format of the Mooncake traces.")],
+    trace: Annotated[
+        Path, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
+    ],
     policy: Annotated[list[Path], typer.Option(help="A policy file, several allowed.")],
     budget: Annotated[
         list[str], typer.Option(help="Room for raw blocks, 3000blocks or 64GiB, several allowed.")

@@ -22,6 +22,7 @@ from kvtcd.client import BlockHead
 from kvtcd.core.errors import ConfigError, KvtcdError, Unavailable
 from kvtcd.core.keys import EngineKey
 from kvtcd.lab.daemon import Daemon
+from kvtcd.lab.recording import read_requests
 
 
 def daemon(folder: Path, **changes) -> Daemon:
@@ -175,6 +176,35 @@ def test_systemd_is_told_of_readiness_reloads_and_the_end(tmp_path: Path, monkey
     assert heard[0] == "READY=1"
     assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=[0-9]+", heard[1])
     assert heard[2:] == ["READY=1", "STATUS=", "STOPPING=1"]
+
+
+def test_a_daemon_records_and_goes_on_in_a_new_file_when_it_is_told_to(tmp_path: Path) -> None:
+    running, record = daemon(tmp_path), tmp_path / "record"
+    command = [
+        sys.executable,
+        "-m",
+        "kvtcd",
+        "serve",
+        "--config",
+        str(running.config),
+        "--record",
+        str(record),
+    ]
+    process = subprocess.Popen(command)
+    with running.client() as client:
+        until(client.ready)
+        client.register("n", IDENTITY)
+        assert put(client, 1, durable=False) == "stored"
+        until(lambda: len(record.read_text().splitlines()) == 3)
+        record.rename(tmp_path / "old")
+        process.send_signal(signal.SIGHUP)
+        until(record.exists)
+        client.get("n", key(1))
+    process.terminate()
+    assert process.wait(30) == 0
+    assert [len(request.blocks) for request in read_requests(record)] == [1]
+    assert [len(request.blocks) for request in read_requests(tmp_path / "old")] == [1]
+    assert record.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_second_daemon_on_the_same_state_leaves_with_75(tmp_path: Path) -> None:

@@ -6,11 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Literal
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
 from kvtcd.core.events import Reason
-from kvtcd.core.keys import EngineKey, RecordKey
+from kvtcd.core.keys import EngineKey, RecordKey, chain
 from kvtcd.core.messages import BlockMatch, BlockResult, Matches
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.matching import Matcher
@@ -18,6 +19,7 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.ranks import held_by_all, ranks
+from kvtcd.engine.recorder import Line, Recorder
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
@@ -36,17 +38,19 @@ class Blocks:
         tenancy: tenants and namespaces.
         metrics: told what was found.
         tally: told the same.
+        recorder: told what was asked for, if there is one.
 
     Attributes:
         draining: no blocks are taken any more.
     """
 
     def __init__(
-        self, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics, tally: Tally
-    ) -> None:
+        self, *, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics, tally: Tally,
+        recorder: Recorder | None,
+    ) -> None:  # fmt: skip
         self.draining = False
         self._driver, self._memory, self._tenancy = driver, memory, tenancy
-        self._metrics, self._tally = metrics, tally
+        self._metrics, self._tally, self._recorder = metrics, tally, recorder
         self._registry = tenancy.registry
 
     def match(
@@ -64,6 +68,7 @@ class Blocks:
             BadRequest: `all_ranks`, and the identity does not say which rank it is.
         """
         members = self._members(namespace, all_ranks=all_ranks)
+        self._note("match", namespace, keys, salt)
         if members is None:
             return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
         tokens = namespace.identity.block_tokens
@@ -74,6 +79,9 @@ class Blocks:
     ) -> Matches:
         """Return the longest stored prefix of a token sequence under our own key chain; see `match`."""
         members = self._members(namespace, all_ranks=all_ranks) or []
+        if self._recorder:
+            links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
+            self._note("match", namespace, [link.key for link in links], salt)
         found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
         return Matches(held_by_all(found).prefix) if found else Matches(())
 
@@ -98,8 +106,9 @@ class Blocks:
         if self.draining:
             raise Stopping
         batch = Batch(
-            self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline
-        )
+            self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline,
+            recorder=self._recorder,
+        )  # fmt: skip
         try:
             yield batch
         finally:
@@ -116,6 +125,14 @@ class Blocks:
             Busy: it is here, but could not be brought up now.
             DeadlineExceeded: not within the caller's time.
         """
+        self._note("get", namespace, [key], salt)
+        async with self._read(namespace, key, salt, deadline) as lease:
+            yield lease
+
+    @asynccontextmanager
+    async def _read(
+        self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
+    ) -> AsyncIterator[Lease]:
         record_key = self._record_key(namespace, salt, key)
         tiers = self._driver.catalog.tiers(record_key)
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
@@ -145,12 +162,13 @@ class Blocks:
 
         async def enter(stack: AsyncExitStack, key: EngineKey) -> Lease | None:
             try:
-                return await stack.enter_async_context(self.read(namespace, key, salt, deadline))
+                return await stack.enter_async_context(self._read(namespace, key, salt, deadline))
             except (NotFound, Busy):
                 return None
 
         ahead: deque[tuple[EngineKey, AsyncExitStack, asyncio.Task[Lease | None]]] = deque()
         waiting = iter(keys)
+        self._note("get", namespace, keys, salt)
         try:
             while True:
                 while len(ahead) < READ_AHEAD and (key := next(waiting, None)) is not None:
@@ -230,6 +248,13 @@ class Blocks:
         """Return once all blocks of a namespace that have host bytes are durable on disk."""
         pairs = [(o.engine_key, key) for key, o in self._driver.origins.items() if o.namespace is namespace]
         return await settle(self._driver, self._registry.tenants[namespace.tenant], pairs, deadline)
+
+    def _note(
+        self, op: Literal["match", "get"], namespace: Namespace, keys: Sequence[EngineKey], salt: bytes
+    ) -> None:
+        if self._recorder:
+            record_keys = [self._record_key(namespace, salt, key) for key in keys]
+            self._recorder.note(Line(op, namespace, record_keys))
 
     def _record_key(self, namespace: Namespace, salt: bytes, key: EngineKey) -> RecordKey:
         return self._registry.tenants[namespace.tenant].keys.record_key(namespace.digest, salt, key)

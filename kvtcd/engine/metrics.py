@@ -43,6 +43,8 @@ class Metrics:
         )  # fmt: skip
         self.notices = self._counter("notices", "Notices to listeners, by kind", "what")
         self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
+        self.recorded = self._counter("recorded_lines", "Lines of the recording that were written")
+        self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)

@@ -20,6 +20,7 @@ from kvtcd.engine.feed import Feeds
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
+from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.stats import Stats, TierStats
 from kvtcd.engine.streams import Stream
@@ -40,6 +41,7 @@ class Service:
         tenancy: tenants and namespaces.
         lanes: threads that blocks are moved on, closed at the end.
         metrics: shown by `metrics_text`.
+        recorder: writes down what is asked; None: nothing does.
 
     Attributes:
         boot_id: another one after every start.
@@ -49,13 +51,28 @@ class Service:
     """
 
     def __init__(
-        self, *, driver: Driver, memory: Memory, tenancy: Tenancy, lanes: Sequence[Stream], metrics: Metrics
+        self,
+        *,
+        driver: Driver,
+        memory: Memory,
+        tenancy: Tenancy,
+        lanes: Sequence[Stream],
+        metrics: Metrics,
+        recorder: Recorder | None = None,
     ) -> None:
         self.boot_id = secrets.token_hex(8)
         self.metrics = metrics
         self.ready = False
         self._tally = Tally(metrics)
-        self.blocks = Blocks(driver, memory, tenancy, metrics, self._tally)
+        self._recorder = recorder
+        self.blocks = Blocks(
+            driver=driver,
+            memory=memory,
+            tenancy=tenancy,
+            metrics=metrics,
+            tally=self._tally,
+            recorder=recorder,
+        )
         self.feeds = Feeds(self.boot_id, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
@@ -126,9 +143,16 @@ class Service:
         await self._driver.idle()
         self.feeds.close()
         await self._reporter.close()
+        if self._recorder:
+            await self._recorder.close()
         await self._tenancy.close()
         for lane in self._lanes:
             await lane.close()
+
+    async def reopen(self) -> None:
+        """Go on recording in a new file, if the old one was moved away."""
+        if self._recorder:
+            await self._recorder.reopen()
 
     # Policies -------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.mover import Origin
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import Bytes, Memory
+from kvtcd.engine.recorder import Line, Recorder
 
 PIECE = 1 << 20
 _MAX_FIRST = 1 << 62
@@ -92,7 +93,9 @@ class Batch:
         namespace: Namespace,
         salt: bytes,
         deadline: float,
+        recorder: Recorder | None,
     ) -> None:
+        self._recorder = recorder
         self._driver, self._memory, self._registry = driver, memory, registry
         self._namespace, self._salt = namespace, salt
         self._tenant = registry.tenants[namespace.tenant]
@@ -118,6 +121,10 @@ class Batch:
             raise UnknownNamespace(self._namespace.name)
         self._check(head, nbytes)
         record_key, parent = self._record_key(head.key), self._parent(head)
+        if self._recorder:
+            self._recorder.note(
+                Line("put", self._namespace, (record_key,), parent, tokens=head.tokens, nbytes=nbytes)
+            )
         self._previous = record_key
         text = self._texts.get(parent) if parent else None
         position = head.first_token if head.first_token is not None else text.reach if text else 0

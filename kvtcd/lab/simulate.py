@@ -21,8 +21,9 @@ from kvtcd.config import Size, load_policy
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Evict, Policy
 from kvtcd.lab.belady import most_hits
+from kvtcd.lab.recording import read_requests
 from kvtcd.lab.replay import Replay
-from kvtcd.lab.trace import BLOCK_TOKENS, Request, read_trace
+from kvtcd.lab.trace import BLOCK_TOKENS, Request
 
 _BLOCKS = re.compile(r"(\d+) ?blocks")
 RAW_LRU = Policy("lru", evict=Evict("lru", leaves_first=False))
@@ -64,8 +65,9 @@ def command(
         Unavailable: a plot was asked for, and matplotlib is not installed.
     """
     tried = [load_policy(path) for path in policies]
-    blocks = [budget_blocks(budget, bytes_per_token) for budget in budgets]
-    requests = read_trace(trace)
+    requests = read_requests(trace)
+    block_tokens = max(request.block_tokens for request in requests)
+    blocks = [budget_blocks(budget, bytes_per_token, block_tokens) for budget in budgets]
     console = Console()
     with Progress(console=console) as progress:
         rows = simulate(requests, tried, blocks, ratios, progress)
@@ -82,8 +84,13 @@ def command(
         write_json(json, "policy simulate", figures | {"rows": [asdict(row) for row in rows]})
 
 
-def budget_blocks(text: str, bytes_per_token: int | None) -> int:
+def budget_blocks(text: str, bytes_per_token: int | None, block_tokens: int = BLOCK_TOKENS) -> int:
     """Read a budget: ``"3000blocks"``, or a size, for which the bytes of a token must be known.
+
+    Args:
+        text: the budget.
+        bytes_per_token: raw bytes of a token.
+        block_tokens: tokens of a block; where namespaces differ, of the largest.
 
     Raises:
         ConfigError: it is neither, or holds no block.
@@ -96,7 +103,7 @@ def budget_blocks(text: str, bytes_per_token: int | None) -> int:
         )
     else:
         try:
-            blocks = TypeAdapter(Size).validate_python(text) // (BLOCK_TOKENS * bytes_per_token)
+            blocks = TypeAdapter(Size).validate_python(text) // (block_tokens * bytes_per_token)
         except ValidationError:
             raise ConfigError(
                 "--budget", "", f"{text!r} is neither a size, such as 64GiB, nor 3000blocks"

@@ -32,11 +32,13 @@ class Request:
         at: seconds since the trace began.
         tokens: of its input.
         blocks: keys of its blocks, in order.
+        block_tokens: of each of them but the last.
     """
 
     at: float
     tokens: int
     blocks: tuple[RecordKey, ...]
+    block_tokens: int = BLOCK_TOKENS
 
 
 def read_trace(path: Path) -> list[Request]:

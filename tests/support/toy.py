@@ -27,6 +27,7 @@ from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
+from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.disk import Environment, Put, footprint
@@ -131,6 +132,7 @@ async def toy_service(
     disk: int = 1 << 30,
     policy: Policy | None = None,
     close_s: float = 10,
+    record: Path | None = None,
 ) -> AsyncIterator[ToyService]:
     """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there."""
     state = await asyncio.to_thread(StateDirectory, path)
@@ -166,8 +168,13 @@ async def toy_service(
         codecs=codec,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
     )
-    lanes = (*stages.streams(), lane)
-    service = Service(driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics)
+    lanes, recorder = [*stages.streams(), lane], None
+    if record:
+        lanes.append(Lane("record"))
+        recorder = await asyncio.to_thread(Recorder, record, lanes[-1], metrics)
+    service = Service(
+        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
+    )
     try:
         await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))
         yield ToyService(service, catalog, memory, codecs)

@@ -1,0 +1,197 @@
+"""What `kvtcd serve --record` wrote, as requests: match, get and put of one request are put together.
+
+A *reference* is a block that a get asked for, or a put offered; within one request a block is one
+reference, however often it is named. A match refers to nothing, since schedulers repeat it: it says which
+blocks make up a prompt, and in what order. Within a namespace, line by line:
+
+1. A match opens a request. If it names the same blocks as the match before it, and nothing was referred to
+   since, it is a repetition.
+2. A get belongs to the latest request whose match names its first block and that has not referred to it yet;
+   else it is a request of its own. All blocks of one get belong together.
+3. A put belongs to the latest request whose match names its block and that has not referred to it yet, if
+   it refers to the block's parent, or there is none; else to the request whose last block is the parent (so
+   an answer that is saved continues its prompt); else again to the one whose match names it; else to the one
+   that asked for the block in vain; else it is a request of its own. No request puts a block twice.
+4. Nothing joins a request 10 minutes after its last line. One that refers to nothing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.keys import RecordKey
+from kvtcd.lab.trace import Request, read_trace
+
+MARK = "kvtcd_recording"
+VERSION = 1
+OPEN_S = 600.0
+
+
+def read_requests(path: Path) -> list[Request]:
+    """Read a trace: a recording, or what the Mooncake project publishes.
+
+    Raises:
+        ConfigError: it cannot be read, holds no requests, or a line is wrong.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            if MARK not in next(lines, ""):
+                return read_trace(path)
+            lines.seek(0)
+            requests = list(_requests(path, lines))
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {os.strerror(error.errno or 0)}") from None
+    if not requests:
+        raise ConfigError(path, "", "holds no requests")
+    return requests
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """One request: its references in `blocks`, each with its tokens, `last` the one that was made last."""
+
+    touched: float
+    block_tokens: int
+    named: tuple[RecordKey, ...] = ()
+    blocks: dict[RecordKey, int] = field(default_factory=dict)
+    got: set[RecordKey] = field(default_factory=set)
+    put: set[RecordKey] = field(default_factory=set)
+    last: RecordKey | None = None
+    at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = self.touched
+
+    def request(self, start: float) -> Request:
+        """Return it as it is replayed: in the order of its match, and then as it went on."""
+        place = {key: number for number, key in enumerate(self.named)}
+        blocks = sorted(self.blocks, key=lambda key: place.get(key, len(place)))
+        tokens = sum(self.blocks.values())
+        return Request(round(self.at - start, 3), tokens, tuple(blocks), self.block_tokens)
+
+
+class _Space:
+    """One namespace: which requests name a block that they have not referred to, and which did so last."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._naming: dict[RecordKey, list[_Group]] = {}
+        self._holding: dict[RecordKey, _Group] = {}
+        self._latest: _Group | None = None
+        self.groups: list[_Group] = []
+
+    def match(self, keys: Sequence[RecordKey], now: float) -> None:
+        latest = self._latest
+        if latest and not latest.blocks and latest.named == tuple(keys):
+            latest.touched = now
+            return
+        self._latest = self._open(now, keys)
+
+    def get(self, keys: Sequence[RecordKey], now: float) -> None:
+        group = self._named(keys[0], now) or self._open(now)
+        for key in keys:
+            group.got.add(key)
+            self._refer(group, key, self._block_tokens, now)
+
+    def put(self, key: RecordKey, parent: RecordKey | None, tokens: int, now: float) -> None:
+        naming = self._named(key, now)
+        before = self._joinable(self._holding.get(parent), now) if parent else None
+        asking = self._joinable(self._holding.get(key), now)
+        candidates = (
+            naming if naming and (parent is None or parent in naming.blocks) else None,
+            before if before and before.last == parent else None,
+            naming,
+            asking if asking and key in asking.got else None,
+        )
+        group = next((g for g in candidates if g and key not in g.put), None) or self._open(now)
+        group.put.add(key)
+        self._refer(group, key, tokens, now)
+
+    def _open(self, now: float, named: Sequence[RecordKey] = ()) -> _Group:
+        group = _Group(now, self._block_tokens, tuple(named))
+        self.groups.append(group)
+        for key in named:
+            self._naming.setdefault(key, []).append(group)
+        return group
+
+    def _named(self, key: RecordKey, now: float) -> _Group | None:
+        """Return the latest request that names a block and has not referred to it."""
+        groups = self._naming.get(key, [])
+        if groups and self._joinable(groups[-1], now) is None:
+            groups.clear()  # those before it are older still
+        return groups[-1] if groups else None
+
+    def _joinable(self, group: _Group | None, now: float) -> _Group | None:
+        return group if group and now - group.touched <= OPEN_S else None
+
+    def _refer(self, group: _Group, key: RecordKey, tokens: int, now: float) -> None:
+        group.blocks[key] = tokens
+        group.last, group.touched = key, now
+        self._holding[key] = group
+        if group in self._naming.get(key, ()):
+            self._naming[key].remove(group)
+
+
+def _requests(path: Path, lines: Iterator[str]) -> Iterator[Request]:
+    spaces: dict[int, _Space] = {}
+    all_spaces: list[_Space] = []
+    now = 0.0
+    for number, row in _rows(path, lines):
+        try:
+            if MARK in row:
+                if row[MARK] != VERSION:
+                    raise ValueError(f"version {row[MARK]!r}; this release reads {VERSION}")  # noqa: TRY301 - as the others
+                spaces = {}
+            elif "block_tokens" in row:
+                spaces[row["namespace"]] = space = _Space(int(row["block_tokens"]))
+                all_spaces.append(space)
+            elif row["op"] != "gap":
+                now = max(now, float(row["t"]))  # clocks are set back
+                _take(spaces[row["namespace"]], row, now)
+        except (ValueError, KeyError, TypeError) as error:
+            why = f"has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ConfigError(path, f"line {number}", why) from None
+    groups = [group for space in all_spaces for group in space.groups if group.blocks]
+    groups.sort(key=lambda group: group.at)
+    for group in groups:
+        yield group.request(groups[0].at)
+
+
+def _take(space: _Space, row: dict[str, Any], now: float) -> None:
+    keys = [RecordKey(bytes.fromhex(key)) for key in row["keys"]]
+    match row["op"]:
+        case "match":
+            space.match(keys, now)
+        case "get":
+            if keys:
+                space.get(keys, now)
+        case "put":
+            (key,) = keys
+            parent = None if row["parent"] is None else RecordKey(bytes.fromhex(row["parent"]))
+            space.put(key, parent, int(row["tokens"]), now)
+        case op:
+            raise ValueError(f"op: {op!r} is none of match, get, put, gap")
+
+
+def _rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the lines with their numbers, without those that a killed daemon broke off."""
+    broken: int | None = None
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if broken is not None and not (isinstance(row, dict) and MARK in row):
+            break
+        broken = None if isinstance(row, dict) else number
+        if isinstance(row, dict):
+            yield number, row
+    else:
+        return
+    raise ConfigError(path, f"line {broken}", "is not a line of a recording")
