@@ -31,7 +31,6 @@ from kvtcd.codec.profile import load
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
-from kvtcd.integrations.transformers_blocks import raw_block
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibrate import profile_for
@@ -198,15 +197,9 @@ class Demo:
 
     def _codec_ratio(self, cache: DynamicCache, profile: Path) -> float:
         """Ratio over the coded tokens alone, without sinks and window."""
-        length, size = cache.get_seq_length(), self.identity.block_tokens
-        blocks = []
-        for start in range(0, length, size):
-            stop = min(start + size, length)
-            raw = raw_block(cache, start, stop, self.identity.layout)
-            blocks.append(evaluate.Block(raw, start, stop - start, length - stop))
-        choice = self.choice
+        blocks, choice = evaluate.cut(cache, self.identity), self.choice
         encoder = Kvtc(
-            self.identity.layout, self.identity.rope, load(profile), choice.ratio, sinks=choice.sinks,
+            self.identity.layout, self.identity.rope, load(profile), int(choice.ratio or 0), sinks=choice.sinks,
             window=choice.window,
         )  # fmt: skip
         return evaluate.size(self.identity.layout, blocks, evaluate.encode(encoder, blocks)).ratio
