@@ -13,6 +13,7 @@ mean of the first batch before they are multiplied, which keeps float32 sums fre
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -66,6 +67,15 @@ class Moments:
         self.outer += (cross + cross.t() + n * torch.outer(offset, offset)).to(torch.float32)
         self.total += other.total + n * offset
         self.count += other.count
+
+    def weighted(self, weigh: Callable[[Tensor], Tensor]) -> Moments:
+        """Return the moments of rows mapped by a symmetric linear map of rows ``[n, p]``."""
+        return Moments(
+            count=self.count,
+            shift=weigh(self.shift[None])[0],
+            total=weigh(self.total[None].to(torch.float32))[0].to(torch.float64),
+            outer=weigh(weigh(self.outer).t().contiguous()),
+        )
 
     @property
     def mean(self) -> Tensor:

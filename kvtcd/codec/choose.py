@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.coded import Coder
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
+from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols, deflate
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.sections import Scratch
+from kvtcd.codec.stepped import Stepped
 from kvtcd.core.blob import Blob, CodecId, Header
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
@@ -118,6 +121,10 @@ class Decoder(BlobDecoder):
         """Decode a block; see `BlobDecoder`."""
         self._of(symbols.header).synthesize(symbols, out)
 
+    def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
+        """Check a blob and read its symbols; see `BlobDecoder`."""
+        return self._of(blob.header).inflate(blob, scratch)
+
     def _of(self, header: Header) -> BlobDecoder:
         """The decoder of one codec and profile."""
         match header.codec:
@@ -125,6 +132,8 @@ class Decoder(BlobDecoder):
                 return self._lossless
             case CodecId.KVTC:
                 return Coder(self._layout, self._rope, self._lookup(header.profile), self._device)
+            case CodecId.KVTC2:
+                return Stepped(self._layout, self._rope, self._lookup(header.profile), self._device)
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
 
@@ -144,13 +153,35 @@ def codec_for(identity: Identity, choice: CodecChoice, profiles: ProfileFolder) 
     profile = profiles.find(identity)
     if profile is None:
         return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
-    if choice.ratio not in profile.ratios:
+    made = _kvtc if choice.name == "kvtc" else _kvtc2
+    encoder = made(layout, rope, profile, choice)
+    if isinstance(encoder, str):
+        return losslessly(encoder)
+    return NamespaceCodec(encoder, decoder, f"{choice.name} {choice.dial}")
+
+
+def _kvtc(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice) -> Encoder | str:
+    """The encoder, or why it cannot be had."""
+    ratio = int(choice.ratio or 0)
+    if ratio != choice.ratio or ratio not in profile.ratios:
         known = ", ".join(str(ratio) for ratio in profile.ratios)
-        return losslessly(f"profile {profile.digest.hex()} has plans for {known}, not for {choice.ratio}")
-    if not any(stream.plans[choice.ratio].rank for stream in profile.streams.values()):
-        return losslessly(f"ratio {choice.ratio} leaves this small model no bit to code with")
-    encoder = Kvtc(layout, rope, profile, choice.ratio, sinks=choice.sinks, window=choice.window)
-    return NamespaceCodec(encoder, decoder, f"{choice.name} {choice.ratio}")
+        return f"profile {profile.digest.hex()} has plans for {known}, not for {choice.dial}"
+    if not any(stream.plans[ratio].rank for stream in profile.streams.values()):
+        return f"ratio {ratio} leaves this small model no bit to code with"
+    return Kvtc(layout, rope, profile, ratio, sinks=choice.sinks, window=choice.window)
+
+
+def _kvtc2(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice) -> Encoder | str:
+    """The encoder, or why it cannot be had."""
+    curve = Curve.from_json(profile.origin.curve)
+    if curve is None or not profile.weighted:
+        return f"profile {profile.digest.hex()} has no rate-quality curve; run `kvtcd calibrate` again"
+    try:
+        step = curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)
+    except ValueError as fault:
+        return f"profile {profile.digest.hex()}: {fault}"
+    bound = GUARD * curve.at(step).error
+    return Kvtc2(layout, rope, profile, step, bound=bound, sinks=choice.sinks, window=choice.window)
 
 
 def bound(raw_bytes: int) -> int:

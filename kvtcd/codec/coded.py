@@ -47,14 +47,7 @@ class Coder(BlobDecoder):
     def __init__(
         self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
     ) -> None:
-        origin = profile.origin
-        for what, want, got in (
-            ("streams", layout.streams, origin.streams),
-            ("layers", layout.layers, origin.layers),
-            ("rope", rope, origin.rope),
-        ):
-            if want != got:
-                raise ProfileMismatch(what, want, got)
+        profile.origin.check_shapes(layout, rope)
         self.layout = layout
         self.profile = profile
         self._rope = rope

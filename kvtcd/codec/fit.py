@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor
 
 from kvtcd.codec.allocate import allocate, budget_of
@@ -12,6 +13,7 @@ from kvtcd.codec.basis import Moments, principal
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
 from kvtcd.codec.profile import Profile, StreamProfile, build
+from kvtcd.codec.weighted import fit
 
 RATIOS = (8, 16, 32, 64)
 MAX_RANK = 10_000
@@ -25,6 +27,8 @@ def fit_profile(
     *,
     ratios: Sequence[int] = RATIOS,
     rank: int = MAX_RANK,
+    weights: Mapping[str, Tensor] | None = None,
+    tokens: Mapping[str, Tensor] | None = None,
     watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Profile, bytes]:
     """Fit bases and plans; return the profile and the bytes of its file (see `profile.store`).
@@ -36,6 +40,9 @@ def fit_profile(
             ``[n, p]``. The paper takes 32,000; 2,000 give the same plans but for a few groups.
         ratios: nominal ratios to make plans for.
         rank: cap on components.
+        weights: by stream, second moments of gradients ``[L, H, D, D]``; without, all errors weigh alike.
+        tokens: by stream, what predicts the sensitivity of tokens, see `weighted.fit`; without, tokens are
+            alike.
         watch: is told the name of each phase and surrounds it.
     """
     streams: dict[str, StreamProfile] = {}
@@ -56,7 +63,21 @@ def fit_profile(
             total=float(gathered.covariance().diagonal().sum()),
             plans=plans,
         )
-    return build(origin, streams)
+    with watch("weighted bases"):
+        weighted = fit(
+            moments, samples, weights or _alike(origin, moments), tokens or {}, rank=rank, seed=origin.seed
+        )
+    return build(origin, streams, weighted)
+
+
+def _alike(origin: Origin, moments: Mapping[str, Moments]) -> dict[str, Tensor]:
+    """Second moments of gradients as if all features mattered alike, in proportion to what they vary."""
+    found = {}
+    for stream in origin.streams:
+        variance = moments[stream.name].covariance().diagonal().mean()
+        eye = torch.eye(stream.head_dim, device=variance.device) / variance
+        found[stream.name] = eye.expand(origin.layers, stream.heads, -1, -1)
+    return found
 
 
 def _plans(projected: Tensor, features: int, ratios: Sequence[int]) -> dict[int, Plan]:

@@ -8,9 +8,12 @@ from typing import Any
 
 from kvtcd.core.errors import BadField, BadIdentity, BadVersion, ProfileMismatch
 from kvtcd.core.identity import Identity, Rope, rope_from_json
-from kvtcd.core.layout import Stream
+from kvtcd.core.layout import Layout, Stream
 
-_FORMAT = 1
+_FORMAT = 2
+_READ = (1, 2)
+_FIRST = {"sensitivity": "none"}
+"""Fields that format 1 did not have, and what they say of its files."""
 _LISTS = frozenset({"curve", "streams", "texts"})
 _INTEGERS = frozenset({"layers", "seed", "sinks", "tokens"})
 
@@ -40,7 +43,9 @@ class Origin:
         texts: what those rows came from.
         seed: of every random choice.
         version: of kvtcd.
-        curve: rate and quality on held-out text, rows of JSON integers and strings; empty if not measured.
+        sensitivity: how the weights of the weighted basis were estimated: ``fisher``, ``attention``, or
+            ``none``, where all errors weigh alike.
+        curve: rate and quality of `kvtc2` on held-out text (`codec.dial`); empty if not measured.
     """
 
     model: str
@@ -55,6 +60,7 @@ class Origin:
     texts: tuple[Text, ...]
     seed: int
     version: str
+    sensitivity: str = "none"
     curve: tuple[Mapping[str, int | str], ...] = ()
 
     def check(self, identity: Identity) -> None:
@@ -78,6 +84,20 @@ class Origin:
             if want != got:
                 raise ProfileMismatch(what, want, got)
 
+    def check_shapes(self, layout: Layout, rope: Rope | None) -> None:
+        """Compare streams, layers and RoPE alone.
+
+        Raises:
+            ProfileMismatch: one of them differs.
+        """
+        for what, want, got in (
+            ("streams", layout.streams, self.streams),
+            ("layers", layout.layers, self.layers),
+            ("rope", rope, self.rope),
+        ):
+            if want != got:
+                raise ProfileMismatch(what, want, got)
+
     def to_json(self) -> dict[str, object]:
         """Return the canonical JSON form."""
         return {
@@ -89,6 +109,7 @@ class Origin:
             "parallel": self.parallel,
             "rope": self.rope.to_json() if self.rope else None,
             "seed": self.seed,
+            "sensitivity": self.sensitivity,
             "sinks": self.sinks,
             "streams": [
                 {"head_dim": s.head_dim, "heads": s.heads, "name": s.name, "rope": int(s.rope)}
@@ -111,8 +132,10 @@ class Origin:
         try:
             fields = dict(body)
             version = fields.pop("format")
-            if version != _FORMAT:
-                raise BadVersion("profile", f"format {version}; this release reads {_FORMAT}")
+            if version not in _READ:
+                raise BadVersion("profile", f"format {version}; this release reads 1 and {_FORMAT}")
+            if version == 1:
+                fields = _FIRST | fields
             rope = fields.pop("rope")
             for name, value in fields.items():
                 if type(value) is not (list if name in _LISTS else int if name in _INTEGERS else str):

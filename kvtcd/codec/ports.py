@@ -23,7 +23,7 @@ from kvtcd.core.blob import Blob, CodecId, Header
 
 
 class Reason(StrEnum):
-    """Why a block was stored losslessly although the policy asked for a lossy codec."""
+    """Why a block was stored losslessly, or finer, although the policy asked for less."""
 
     POSITION = "position"
     """The block came without `first_token`, so its RoPE cannot be undone."""
@@ -32,7 +32,11 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     """The tokens to code hold a NaN or an infinity."""
     RANGE = "range"
-    """A coefficient is beyond float16."""
+    """A coefficient is beyond what codes can say."""
+    FINER = "finer"
+    """Not losslessly: its error was above the bound, and a finer step brought it below."""
+    ERROR = "error"
+    """Its error was above the bound at every step."""
 
 
 @dataclass(frozen=True, slots=True)

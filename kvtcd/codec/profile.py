@@ -1,18 +1,21 @@
 """A profile: what calibration made for one model. A safetensors file, free of code, named by its digest.
 
-Tensors, for each stream ``s`` and basis ``plain``:
+Tensors, for each stream ``s``; the weighted basis (`codec.weighted`) came with format 2:
 
-===================== ============ =======================================================
-``plain.s.mean``      f32 [p]      mean of the rows
-``plain.s.basis``     f16 [r, p]   principal components, one a row, trimmed to the plans
-``plain.s.spectrum``  f32 [r]      variance per component
-``plain.s.total``     f32 [1]      variance over all p features
-``plain.s.plan.N``    i32 [g, 3]   groups (start, size, bits) of the plan for ratio N
-===================== ============ =======================================================
+======================= ================= ===========================================================
+``plain.s.mean``        f32 [p]           mean of the rows
+``plain.s.basis``       f16 [r, p]        principal components, one a row, trimmed to the plans
+``plain.s.spectrum``    f32 [r]           variance per component
+``plain.s.total``       f32 [1]           variance over all p features
+``plain.s.plan.N``      i32 [g, 3]        groups (start, size, bits) of the plan for ratio N
+``weighted.s.basis``    f16 [r, p]        principal components of the rows weighted by ``root``
+``weighted.s.root``     f32 [L, H, D, D]  square root of the second moment of gradients
+``weighted.s.spread``   f32 [r]           mean magnitude of each coefficient on held-out rows
+======================= ================= ===========================================================
 
 Metadata has one key, ``kvtcd``: canonical JSON (`Origin`). Equal content gives equal bytes. A profile knows
 model weights, adapter, RoPE and streams, but no element type: it serves float32, bfloat16 and float16 caches
-alike.
+alike. Tensors of a loaded profile are views of its file: of the two bases, the one in use takes memory.
 """
 
 from __future__ import annotations
@@ -34,20 +37,17 @@ from torch import Tensor
 
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
-from kvtcd.codec.transform import Transform
+from kvtcd.codec.transform import Transform, orthonormal
+from kvtcd.codec.weighted import Weighted, check, take
 from kvtcd.core.errors import BadChecksum, BadField, Truncated
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Stream, canonical_json
 
 SUFFIX = ".safetensors"
 _METADATA = "kvtcd"
-_BASIS = "plain"
+_PLAIN = "plain"
 _MAX_HEADER = 1 << 20
 _LENGTH_BYTES = 8
-_SPOT = 64
-"""Components whose orthonormality `load` tests."""
-_ORTHONORMAL = 0.02
-"""Deviation that float16 entries may cause, with room to spare."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class StreamProfile:
         """Return the map between features and coefficients on a device: one for all who use this profile."""
         name = str(device)
         if name not in self._transforms:
-            self._transforms[name] = Transform(self.mean, self.basis, layers, device)
+            self._transforms[name] = Transform(self.mean, self.basis, self.basis, layers, device)
         return self._transforms[name]
 
 
@@ -76,11 +76,13 @@ class Profile:
     Attributes:
         origin: model and calibration data it was made from.
         streams: by name, in the order of the layout.
+        weighted: by name, the weighted bases; empty where there are none.
         digest: SHA-256 of the file's bytes.
     """
 
     origin: Origin
     streams: Mapping[str, StreamProfile]
+    weighted: Mapping[str, Weighted]
     digest: bytes
 
     @property
@@ -97,16 +99,22 @@ class Profile:
         self.origin.check(identity)
 
 
-def build(origin: Origin, streams: Mapping[str, StreamProfile]) -> tuple[Profile, bytes]:
-    """Return the profile of the given content, its basis trimmed to its plans, and the bytes of its file.
+def build(
+    origin: Origin, streams: Mapping[str, StreamProfile], weighted: Mapping[str, Weighted]
+) -> tuple[Profile, bytes]:
+    """Return the profile of the given content, the plain basis trimmed to its plans, and its file's bytes.
 
     Raises:
         BadField: the content contradicts itself.
     """
     trimmed = {name: _trim(stream) for name, stream in streams.items()}
     _check(origin, trimmed)
-    data = save(_tensors(trimmed), {_METADATA: canonical_json(origin.to_json()).decode()})
-    return Profile(origin, trimmed, hashlib.sha256(data).digest()), data
+    check(origin.layers, origin.streams, weighted)
+    tensors = _tensors(trimmed)
+    for name, stream in weighted.items():
+        tensors |= stream.tensors(name)
+    data = save(tensors, {_METADATA: canonical_json(origin.to_json()).decode()})
+    return Profile(origin, trimmed, weighted, hashlib.sha256(data).digest()), data
 
 
 def store(data: bytes, folder: Path) -> Path:
@@ -136,10 +144,12 @@ def load(path: Path) -> Profile:
     with _opened(path) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     streams = {stream.name: _stream(what, stream, tensors) for stream in origin.streams}
+    weighted = take(what, [stream.name for stream in origin.streams], tensors)
     if tensors:
         raise BadField(what, f"tensor {min(tensors)} belongs to nothing")
     _check(origin, streams)
-    return Profile(origin, streams, digest)
+    check(origin.layers, origin.streams, weighted)
+    return Profile(origin, streams, weighted, digest)
 
 
 def read_origin(path: Path) -> Origin:
@@ -173,7 +183,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProfile:
     """Take the tensors of a stream out of `tensors`."""
-    prefix = f"{_BASIS}.{stream.name}."
+    prefix = f"{_PLAIN}.{stream.name}."
     try:
         mean, basis, spectrum, total = (
             tensors.pop(prefix + n) for n in ("mean", "basis", "spectrum", "total")
@@ -193,7 +203,7 @@ def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProf
 def _tensors(streams: Mapping[str, StreamProfile]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, stream in streams.items():
-        prefix = f"{_BASIS}.{name}."
+        prefix = f"{_PLAIN}.{name}."
         tensors[prefix + "mean"] = stream.mean
         tensors[prefix + "basis"] = stream.basis
         tensors[prefix + "spectrum"] = stream.spectrum
@@ -235,7 +245,5 @@ def _check(origin: Origin, streams: Mapping[str, StreamProfile]) -> None:
                 raise BadField("profile", f"{where} holds NaN or infinity")
         if max(plan.rank for plan in stream.plans.values()) > rank:
             raise BadField("profile", f"a plan of {described.name} needs more than {rank} components")
-        rows = torch.linspace(0, max(rank - 1, 0), min(rank, _SPOT)).to(torch.int64)
-        some = stream.basis[rows].to(torch.float32)
-        if rank and (some @ some.t() - torch.eye(len(some))).abs().max() > _ORTHONORMAL:
+        if not orthonormal(stream.basis):
             raise BadField("profile", f"the basis of {described.name} is not orthonormal")

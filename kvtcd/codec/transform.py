@@ -21,6 +21,10 @@ from kvtcd.core.layout import Dtype, Layout
 _TORCH_DTYPE = {Dtype.F32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.F16: torch.float16}
 _CACHED = 1 << 17
 """Elements handled at a time on a CPU: 512 KB of float32, half an L2 cache. On a GPU all at once."""
+_SPOT = 64
+"""Components whose orthonormality is tested."""
+_ORTHONORMAL = 0.02
+"""Deviation that float16 entries may cause, with room to spare."""
 
 
 def views(raw: Tensor, layout: Layout, tokens: int) -> tuple[Tensor, ...]:
@@ -53,30 +57,43 @@ class Transform:
 
     Args:
         mean: ``[p]``.
-        basis: ``[r, p]``, a principal component per row.
+        encode: ``[r, p]``; a coefficient is a row times the features about their mean.
+        decode: ``[r, p]``; what a coefficient adds to the features. The very same tensor for an orthonormal
+            basis, whose rows are its components.
         layers: ``L``.
         device: where the products run.
     """
 
-    def __init__(self, mean: Tensor, basis: Tensor, layers: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, mean: Tensor, encode: Tensor, decode: Tensor, layers: int, device: torch.device | str = "cpu"
+    ) -> None:
+        dtype = product_dtype(torch.device(device))
         self._mean = mean.to(device, torch.float32).view(layers, 1, -1)
-        self._basis = basis.to(device, product_dtype(torch.device(device)))
+        self._encode = encode.to(device, dtype)
+        self._decode = self._encode if decode is encode else decode.to(device, dtype)
 
-    def forward(self, view: Tensor, rotation: Rotation | None, rank: int) -> Tensor:
+    def forward(
+        self, view: Tensor, rotation: Rotation | None, rank: int, further: Tensor | None = None
+    ) -> Tensor:
         """Return the first `rank` coefficients of every token, float32 ``[rank, T]``.
 
         Args:
             view: ``[L, T, H, D]`` of any float dtype.
             rotation: undoes RoPE; None for a stream without.
             rank: at most r.
+            further: other rows ``[s, p]`` whose products are wanted too, behind the coefficients.
         """
         layers, tokens = view.shape[:2]
-        centred = torch.empty((tokens, self._basis.shape[1]), dtype=self._basis.dtype, device=view.device)
+        centred = torch.empty((tokens, self._encode.shape[1]), dtype=self._encode.dtype, device=view.device)
         by_layer = centred.view(tokens, layers, -1).transpose(0, 1)
         for part in _layer_blocks(view):
             plain = view[part].to(torch.float32) if rotation is None else rotation(view[part])
             by_layer[part] = plain.flatten(2) - self._mean[part]
-        return torch.mm(self._basis[:rank], centred.t()).to(torch.float32)
+        coefficients = torch.mm(self._encode[:rank], centred.t()).to(torch.float32)
+        if further is None:
+            return coefficients
+        products = torch.mm(further.to(centred.device, centred.dtype), centred.t()).to(torch.float32)
+        return torch.cat((coefficients, products))
 
     def inverse(self, coefficients: Tensor, rotation: Rotation | None, out: Tensor) -> None:
         """Write what float32 coefficients ``[rank, T]`` stand for into the view `out`, ``[L, T, H, D]``.
@@ -86,8 +103,8 @@ class Transform:
             rotation: applies RoPE; None for a stream without.
             out: of any float dtype. Values beyond float16 are clamped to its range.
         """
-        by_token = coefficients.to(self._basis.dtype).t().contiguous()
-        basis = self._basis[: len(coefficients)].view(len(coefficients), *self._mean.shape[::2])
+        by_token = coefficients.to(self._decode.dtype).t().contiguous()
+        basis = self._decode[: len(coefficients)].view(len(coefficients), *self._mean.shape[::2])
         for part in _layer_blocks(out):
             target = out[part]
             block = (
@@ -102,6 +119,14 @@ class Transform:
                 limit = torch.finfo(torch.float16).max
                 values = values.clamp(-limit, limit)
             target.copy_(values)
+
+
+def orthonormal(basis: Tensor) -> bool:
+    """Tell whether rows ``[r, p]`` are orthonormal, by some of them."""
+    rank = len(basis)
+    rows = torch.linspace(0, max(rank - 1, 0), min(rank, _SPOT)).to(torch.int64)
+    some = basis[rows].to(torch.float32)
+    return not rank or bool((some @ some.t() - torch.eye(len(some))).abs().max() <= _ORTHONORMAL)
 
 
 def product_dtype(device: torch.device) -> torch.dtype:

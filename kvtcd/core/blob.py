@@ -49,6 +49,7 @@ class CodecId(IntEnum):
     RAW = 0
     LOSSLESS = 1
     KVTC = 2
+    KVTC2 = 3
 
 
 class BasisId(IntEnum):
@@ -70,6 +71,10 @@ class Kind(IntEnum):
     """Quantised coefficients of one stream in codes of `part` bits."""
     RANGES = 3
     """Scales and shifts (float16) of the groups of one stream."""
+    CLASSES = 4
+    """Step class of each token, one byte, for all streams; `part` is that of the run."""
+    ESCAPES = 5
+    """What is beyond the codes of one stream: low bytes, then high bytes."""
 
 
 @dataclass(frozen=True, slots=True)

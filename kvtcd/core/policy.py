@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-CodecName = Literal["kvtc", "lossless"]
+CodecName = Literal["kvtc", "kvtc2", "lossless"]
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
 
@@ -34,12 +34,29 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
-    """How blocks are packed. `ratio`, `sinks` and `window` (tokens) mean nothing to `lossless`."""
+    """How blocks are packed.
+
+    `ratio`: wanted; for `kvtc` one of 8, 16, 32 and 64, before entropy coding. `max_kl`: instead of a ratio,
+    for `kvtc2`, the divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence
+    that stay exact, or for `kvtc2`'s window finer. To `lossless` none of them means anything.
+    """
 
     name: CodecName = "kvtc"
-    ratio: int = 16
+    ratio: float | None = 16
     sinks: int = 4
     window: int = 128
+    max_kl: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != "lossless" and (self.ratio is None) == (self.max_kl is None):
+            raise ValueError(f"{self.name} takes either a ratio or max_kl")
+        if self.name == "kvtc" and self.max_kl is not None:
+            raise ValueError("kvtc takes a ratio; max_kl is for kvtc2")
+
+    @property
+    def dial(self) -> str:
+        """What was asked for, for people."""
+        return f"{self.ratio:g}" if self.ratio is not None else f"KL {self.max_kl:g}"
 
 
 @dataclass(frozen=True, slots=True)

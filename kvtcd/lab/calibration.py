@@ -12,10 +12,12 @@ calibration was interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,15 +27,18 @@ from kvtcd.codec.allocate import squared_error
 from kvtcd.codec.fit import MAX_RANK, fit_profile
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.origin import Text as Source
-from kvtcd.codec.profile import SUFFIX, Profile, StreamProfile
+from kvtcd.codec.profile import SUFFIX, Profile, StreamProfile, build
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models
 from kvtcd.lab.checkpoint import Checkpoint
+from kvtcd.lab.dial import measure
 from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Reading, gather, plan_reading
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.texts import Text
+
+Sensitivity = Literal["fisher", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ def calibrate(
     seed: int = 0,
     rank: int = MAX_RANK,
     window: int = WINDOW,
+    sensitivity: Sensitivity = "fisher",
     checkpoints: Path,
     every: float = 30.0,
     phases: Phases | None = None,
@@ -91,6 +97,7 @@ def calibrate(
         seed: of every random choice.
         rank: cap on components.
         window: tokens of a window.
+        sensitivity: how to weigh errors: by gradients (``fisher``), or all alike (``none``).
         checkpoints: folder for what was read so far, removed at the end.
         every: seconds between checkpoints.
         phases: shows and times what goes on.
@@ -102,19 +109,32 @@ def calibrate(
     start = models.tokenize(loaded, "")
     ids = [models.tokenize(loaded, source.text)[len(start) :] for source in sources]
     reading = plan_reading(ids, tokens, seed=seed, window=window, start=start)
-    origin = _origin(identity, sources, reading, seed)
+    origin = _origin(identity, sources, reading, seed, sensitivity)
     checkpoint = Checkpoint(checkpoints / _checkpoint_name(loaded, origin, reading), every)
     gathered = checkpoint.restore(loaded.model.device)
     phases = phases or Phases()
     phases.seconds |= gathered.seconds
-    gather(loaded, identity, reading, phases=phases, gathered=gathered, keep=checkpoint.keep)
-    profile, data = fit_profile(origin, gathered.moments, gathered.samples, rank=rank, watch=phases)
+    fisher = sensitivity == "fisher"
+    gather(
+        loaded, identity, reading, phases=phases, gathered=gathered, keep=checkpoint.keep, fisher=fisher
+    )  # fmt: skip
+    weights = {name: found.moment for name, found in gathered.sensitivities.items()}
+    predictor = gathered.tokens.rows(gathered.pilot_basis()) if gathered.tokens else None
+    profile, _ = fit_profile(
+        origin, gathered.moments, gathered.samples, rank=rank, weights=weights, tokens=predictor, watch=phases
+    )  # fmt: skip
+    curve = measure(loaded, identity, profile, reading.windows[: reading.held_out], phases)
+    profile, data = build(
+        dataclasses.replace(origin, curve=tuple(curve.to_json())), profile.streams, profile.weighted
+    )  # fmt: skip
     held_out = {name: _held_out(stream, gathered.samples[name]) for name, stream in profile.streams.items()}
     checkpoint.discard()
     return Calibration(profile, data, sum(map(len, reading.windows)), phases.seconds, held_out)
 
 
-def _origin(identity: Identity, sources: Sequence[Text], reading: Reading, seed: int) -> Origin:
+def _origin(
+    identity: Identity, sources: Sequence[Text], reading: Reading, seed: int, sensitivity: Sensitivity
+) -> Origin:
     return Origin(
         model=identity.model,
         weights=identity.weights,
@@ -128,6 +148,7 @@ def _origin(identity: Identity, sources: Sequence[Text], reading: Reading, seed:
         texts=tuple(Source(source.name, digest_of(source)) for source in sources),
         seed=seed,
         version=__version__,
+        sensitivity=sensitivity,
     )
 
 

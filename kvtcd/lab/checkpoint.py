@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -16,12 +17,16 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from kvtcd.codec.basis import Moments
 from kvtcd.lab.gather import Gathered
+from kvtcd.lab.sensitivity import Sensitivity
+from kvtcd.lab.token_weights import Regression
 
 _METADATA = "kvtcd"
 _PARTS = tuple(field.name for field in fields(Moments))
+_GRAM, _TARGET = "tokens.gram", "tokens.target"
 _SHARE = 10
 """Writing takes at most one part in so many of the time."""
 
@@ -47,7 +52,7 @@ class Checkpoint:
                 metadata = json.loads(file.metadata()[_METADATA])
         except (OSError, SafetensorError):
             return Gathered()
-        names = {name.partition(".")[0] for name in tensors}
+        names = metadata["streams"]
         return Gathered(
             read=metadata["read"],
             moments={
@@ -56,6 +61,9 @@ class Checkpoint:
                 if f"{name}.{_PARTS[0]}" in tensors
             },
             samples={name: tensors[f"{name}.sample"] for name in names},
+            sensitivities=_sensitivities(tensors, names, "gradients"),
+            pilot=_sensitivities(tensors, names, "pilot"),
+            tokens=Regression(tensors[_GRAM], tensors[_TARGET]) if _GRAM in tensors else None,
             seconds=metadata["seconds"],
         )
 
@@ -67,7 +75,17 @@ class Checkpoint:
         tensors = {f"{name}.sample": sample for name, sample in gathered.samples.items()}
         for name, moments in gathered.moments.items():
             tensors |= {f"{name}.{part}": getattr(moments, part) for part in _PARTS}
-        metadata = {"read": gathered.read, "seconds": gathered.seconds}
+        for kind, found in (("gradients", gathered.sensitivities), ("pilot", gathered.pilot)):
+            for name, sensitivity in found.items():
+                tensors[f"{name}.{kind}.count"] = sensitivity.count
+                tensors[f"{name}.{kind}.outer"] = sensitivity.outer
+        if gathered.tokens:
+            tensors |= {_GRAM: gathered.tokens.gram, _TARGET: gathered.tokens.target}
+        metadata = {
+            "read": gathered.read,
+            "seconds": gathered.seconds,
+            "streams": list(gathered.samples),
+        }
         part = self._path.with_suffix(f".{os.getpid()}.part")
         save_file(tensors, part, {_METADATA: json.dumps(metadata)})
         with part.open("rb") as file:
@@ -81,3 +99,11 @@ class Checkpoint:
         """Remove the file, and what killed runs have left; the calibration is done."""
         for path in (self._path, *self._path.parent.glob(f"{self._path.stem}.*.part")):
             path.unlink(missing_ok=True)
+
+
+def _sensitivities(tensors: Mapping[str, Tensor], names: Iterable[str], kind: str) -> dict[str, Sensitivity]:
+    return {
+        name: Sensitivity(tensors[f"{name}.{kind}.count"], tensors[f"{name}.{kind}.outer"])
+        for name in names
+        if f"{name}.{kind}.count" in tensors
+    }

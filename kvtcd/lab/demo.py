@@ -199,7 +199,8 @@ class Demo:
         """Ratio over the coded tokens alone, without sinks and window."""
         blocks, choice = evaluate.cut(cache, self.identity), self.choice
         encoder = Kvtc(
-            self.identity.layout, self.identity.rope, load(profile), int(choice.ratio or 0), sinks=choice.sinks,
+            self.identity.layout, self.identity.rope, load(profile), int(choice.ratio or 0),
+            sinks=choice.sinks,
             window=choice.window,
         )  # fmt: skip
         return evaluate.size(self.identity.layout, blocks, evaluate.encode(encoder, blocks)).ratio

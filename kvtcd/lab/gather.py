@@ -3,7 +3,8 @@
 Texts are cut into windows that start at position 0, as sequences do, dealt out over the texts. The first
 windows, at least one of each text, are held out: a seeded choice of their rows is the sample that bits are
 allocated on, so that allocation sees components as they are on text the basis was not fitted to. Rows of all
-other windows go into `Moments` and are forgotten.
+other windows go into `Moments` and are forgotten; so do gradients, if sensitivities are wanted
+(`lab.sensitivity`), into ``4 p D`` bytes per stream.
 
 Memory does not depend on the number of tokens. For ``p`` features per stream it is ``4 p^2`` bytes of second
 moment and ``4 p SAMPLE`` of sample per stream, and the rows of one window: for SmolLM2 (p = 5,760) 0.13 and
@@ -15,12 +16,13 @@ are held as token ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from kvtcd.codec.basis import Moments
 from kvtcd.codec.rope import Rotation
@@ -31,6 +33,8 @@ from kvtcd.integrations.transformers_blocks import raw_block
 from kvtcd.lab.capture import prefill, windows
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.sensitivity import PART, Sensitivity, gradients
+from kvtcd.lab.token_weights import Pilot, Regression
 
 WINDOW = 1024
 """Tokens of a window."""
@@ -38,8 +42,10 @@ SINKS = 4
 """First tokens of each window, not used: attention sinks, unlike all others."""
 SAMPLE = 2048
 """Rows that bits are allocated on, at most."""
-_HELD_OUT = 16
+_HELD_OUT = 8
 """One window in so many is held out."""
+_STRIDE = 1_000_003
+"""Seeds of the labels of one calibration are this far from those of the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,13 @@ class Reading:
         windows: token ids of each.
         held_out: the first so many windows give the sample, the others the moments.
         chosen: by held-out window, which of its rows are in the sample; int64, ascending.
+        seed: of the choice of rows, and of labels drawn.
     """
 
     windows: tuple[Sequence[int], ...]
     held_out: int
     chosen: tuple[Tensor, ...]
+    seed: int = 0
 
     @property
     def fitted_tokens(self) -> int:
@@ -70,13 +78,27 @@ class Gathered:
         read: number of windows.
         moments: by stream.
         samples: by stream, float32 ``[n, p]``.
+        sensitivities: by stream, of the fitted windows; empty where none are wanted.
+        pilot: by stream, of the held-out windows.
+        tokens: which tokens are minded most.
         seconds: spent so far, by phase.
     """
 
     read: int = 0
     moments: dict[str, Moments] = field(default_factory=dict)
     samples: dict[str, Tensor] = field(default_factory=dict)
+    sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
+    pilot: dict[str, Sensitivity] = field(default_factory=dict)
+    tokens: Regression | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    _pilot: Pilot | None = None
+
+    def pilot_basis(self) -> Pilot:
+        """Return the basis of the predictor of `tokens`, once all held-out windows have been read."""
+        if self._pilot is None:
+            moments = {name: sensitivity.moment for name, sensitivity in self.pilot.items()}
+            self._pilot = Pilot.of(self.samples, moments)
+        return self._pilot
 
 
 def plan_reading(
@@ -115,7 +137,7 @@ def plan_reading(
     dealt = tuple((*start, *ids) for _, ids in islice(windows(texts, taken, per_text), wanted))
     used_texts = sum(len(text) >= taken for text in texts)
     held_out = min(max(used_texts, wanted // _HELD_OUT), wanted // 2)
-    return Reading(dealt, held_out, _choose(held_out, window - SINKS, seed))
+    return Reading(dealt, held_out, _choose(held_out, window - SINKS, seed), seed)
 
 
 def gather(
@@ -126,6 +148,7 @@ def gather(
     phases: Phases,
     gathered: Gathered,
     keep: Callable[[Gathered], None],
+    fisher: bool = False,
 ) -> None:
     """Run the model over the windows that have not been read yet and take in their rows.
 
@@ -138,12 +161,22 @@ def gather(
         phases: gets the time of model and moments.
         gathered: what was read before; changed in place.
         keep: called after each window.
+        fisher: gather sensitivities too.
+
+    Raises:
+        UnsupportedCache: a layer of the model does not keep its whole past.
     """
     total = len(reading.windows)
     with phases.bar(f"{identity.model} reads {total} windows", total) as advance:
         advance(gathered.read)
         while gathered.read < total:
-            for name, batch in _read(loaded, identity, reading.windows[gathered.read], phases):
+            window = reading.windows[gathered.read]
+            if fisher:
+                cache = _differentiate(loaded, identity, reading, phases, gathered)
+            else:
+                with phases.timed("model"):
+                    cache = prefill(loaded, window)
+            for name, batch in _rows(cache, len(window), identity):
                 with phases.timed("moments"):
                     _take_in(gathered, name, batch, reading)
             gathered.read += 1
@@ -152,14 +185,49 @@ def gather(
             keep(gathered)
 
 
-def _read(
-    loaded: LoadedModel, identity: Identity, tokens: Sequence[int], phases: Phases
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the rows of each stream, float32 ``[T, p]``, RoPE undone, for all tokens but the sinks."""
-    count = len(tokens) - SINKS
-    layout, rope = identity.layout, identity.rope
+def _differentiate(
+    loaded: LoadedModel,
+    identity: Identity,
+    reading: Reading,
+    phases: Phases,
+    gathered: Gathered,
+) -> DynamicCache:
+    """Take in the gradients of the next window; return its cache."""
+    window = reading.windows[gathered.read]
+    continued = len(window) // PART
     with phases.timed("model"):
-        raw = raw_block(prefill(loaded, tokens), SINKS, len(tokens), layout)
+        cache = prefill(loaded, window[:-continued])
+    draw = torch.Generator().manual_seed((reading.seed * _STRIDE + gathered.read) % 2**63)
+    with phases.timed("gradients"):
+        whole, found = gradients(loaded.model, cache, window[-continued:], identity, draw)
+    used = slice(SINKS, len(window) - 2 * continued)
+    with phases.timed("moments"):
+        taken = {name: every[:, used] for name, every in found.items()}
+        held_out = gathered.read < reading.held_out
+        _add_gradients(gathered.pilot if held_out else gathered.sensitivities, taken, continued)
+        if not held_out:
+            pilot = gathered.pilot_basis()
+            rows = {name: x[: used.stop - SINKS] for name, x in _rows(whole, len(window), identity)}
+            seen = Regression.of(pilot.features(rows), pilot.sensitivities(taken))
+            if gathered.tokens:
+                gathered.tokens.add(seen)
+            else:
+                gathered.tokens = seen
+    return whole
+
+
+def _add_gradients(to: dict[str, Sensitivity], found: Mapping[str, Tensor], positions: int) -> None:
+    for name, gradient in found.items():
+        layers, _, heads, dim = gradient.shape
+        if name not in to:
+            to[name] = Sensitivity.empty(layers, heads, dim, gradient.device)
+        to[name].add(gradient, positions)
+
+
+def _rows(cache: DynamicCache, tokens: int, identity: Identity) -> Iterator[tuple[str, Tensor]]:
+    """Yield the rows of each stream, float32 ``[T, p]``, RoPE undone, for all tokens but the sinks."""
+    layout, rope, count = identity.layout, identity.rope, tokens - SINKS
+    raw = raw_block(cache, SINKS, tokens, layout)
     for stream, view in zip(layout.streams, views(raw, layout, count), strict=True):
         rotation = (
             Rotation(rope, SINKS, count, inverse=True, device=raw.device) if rope and stream.rope else None

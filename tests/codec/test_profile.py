@@ -44,12 +44,12 @@ def test_a_profile_survives_its_file(world, tmp_path):
 
 def test_equal_content_gives_equal_bytes(made):
     profile, data = made
-    assert build(profile.origin, profile.streams)[1] == data
+    assert build(profile.origin, profile.streams, profile.weighted)[1] == data
     shuffled = {
         name: dataclasses.replace(stream, plans=dict(sorted(stream.plans.items(), reverse=True)))
         for name, stream in reversed(profile.streams.items())
     }
-    assert build(profile.origin, shuffled)[1] == data
+    assert build(profile.origin, shuffled, profile.weighted)[1] == data
 
 
 def test_the_basis_is_trimmed_to_what_the_plans_use(made):
@@ -131,8 +131,8 @@ def test_the_helper_changes_nothing_by_itself(made, tmp_path):
 
 def test_a_later_format_is_refused_as_such(made, tmp_path):
     path = tmp_path / "p.safetensors"
-    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(format=2)))
-    with pytest.raises(BadVersion, match="format 2"):
+    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(format=3)))
+    with pytest.raises(BadVersion, match="format 3"):
         load(path)
 
 
@@ -177,12 +177,12 @@ def test_nothing_is_built_from_contradictions(made):
     profile = made[0]
     k = profile.streams["k"]
     with pytest.raises(BadField, match="same plans"):
-        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans={4: k.plans[4]})})
+        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans={4: k.plans[4]})}, {})
     with pytest.raises(BadField, match="same plans"):
-        build(profile.origin, {"k": k})
+        build(profile.origin, {"k": k}, {})
     beyond = {ratio: Plan((Group(len(k.basis), 1, 2),)) for ratio in k.plans}
     with pytest.raises(BadField, match="needs more"):
-        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans=beyond)})
+        build(profile.origin, {**profile.streams, "k": dataclasses.replace(k, plans=beyond)}, {})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_one_profile_serves_every_element_type(made, dtype):
 
 def test_a_curve_is_kept(made, tmp_path):
     origin = dataclasses.replace(made[0].origin, curve=({"ratio": 4, "kl": "0.01"},))
-    assert load(store(build(origin, made[0].streams)[1], tmp_path)).origin == origin
+    assert load(store(build(origin, made[0].streams, made[0].weighted)[1], tmp_path)).origin == origin
 
 
 def test_origin_survives_json():

@@ -16,7 +16,7 @@ def affine():
     p = L * H * D
     mean = 10 * torch.randn(p)
     basis = torch.linalg.qr(torch.randn(p, R)).Q.t().contiguous()
-    return mean, basis, Transform(mean, basis, L)
+    return mean, basis, Transform(mean, basis, basis, L)
 
 
 def test_views_are_the_bytes_of_the_block_in_layout_order():
@@ -54,7 +54,7 @@ def test_a_mean_ten_times_the_signal_costs_no_accuracy(affine):
     """Products may run in bfloat16; the mean must not go through them."""
     mean, basis, _ = affine
     x = torch.randn(L, T, H, D) + 1000 * mean.view(L, 1, H, D)
-    got = Transform(1000 * mean, basis, L).forward(x, None, R)
+    got = Transform(1000 * mean, basis, basis, L).forward(x, None, R)
     want = (rows(x, None).double() - 1000 * mean.double()) @ basis.double().t()
     assert (got.t().double() - want).norm() / want.norm() < 0.01
 
@@ -100,7 +100,7 @@ def test_blocks_larger_than_a_cache_are_cut_without_a_seam():
     world = World(kv(layers=7))
     x = torch.randn(7, 300, 32, 32)
     mean, basis = torch.randn(7 * 1024), torch.linalg.qr(torch.randn(7 * 1024, 8)).Q.t().contiguous()
-    got = Transform(mean, basis, world.layout.layers).forward(x, None, 8)
+    got = Transform(mean, basis, basis, world.layout.layers).forward(x, None, 8)
     want = (rows(x, None) - mean) @ basis.t()
     assert torch.allclose(got.t(), want, atol=0.5, rtol=0.02)
 

@@ -52,12 +52,13 @@ def test_a_profile_says_what_it_was_made_of(loaded: LoadedModel, checkpoints: Pa
     made = run(loaded, checkpoints, seed=3)
     origin = made.profile.origin
     assert made.tokens == 24 * WINDOW
-    assert origin.tokens == 22 * (WINDOW - 4)
+    assert origin.tokens == 21 * (WINDOW - 4)
     assert [text.name for text in origin.texts] == ["long", "short", "tiny"]
     assert (origin.seed, origin.sinks, origin.model) == (3, 4, "model")
     made.profile.check(models.identity(loaded, Dtype.F32))
     fitting = [f"{what} of {stream}" for stream in "kv" for what in ("basis", "bits")]
-    assert list(made.seconds) == ["model", "moments", *fitting]
+    phases = ["model", "gradients", "moments", *fitting, "weighted bases", "curve"]
+    assert list(made.seconds) == phases
     assert list(checkpoints.iterdir()) == []
 
 

@@ -1,0 +1,286 @@
+"""Runs of tokens coded with one step for all components of all streams: what `kvtc2` writes and reads.
+
+A coded run has, per stream, the step classes of its tokens, a section of codes for each width that occurs
+(`widths`), and one of escapes if there are any. A token of class ``c`` has ``2^((MIDDLE - c)/2)`` times the
+step of the header. The run has a class of its own, the `part` of the sections of classes: widths are those of
+that class. Codes are in order of class, then of token, so that bytes hold codes of one distribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtcd.codec.exact import exact_sizes, from_planes
+from kvtcd.codec.lossless import check_blob, check_raw
+from kvtcd.codec.pack import packed_width
+from kvtcd.codec.ports import BlobDecoder, Reason, Symbols
+from kvtcd.codec.profile import Profile
+from kvtcd.codec.rope import Rotation
+from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, inflated, plain, require
+from kvtcd.codec.transform import views
+from kvtcd.codec.uniform import LIMIT, Packed, escaped, multiples, packed, unpacked
+from kvtcd.codec.weighted import CLASSES, MIDDLE
+from kvtcd.codec.widths import Widths
+from kvtcd.core.blob import BasisId, Blob, CodecId, Kind, Section
+from kvtcd.core.errors import BadField, ProfileMismatch
+from kvtcd.core.identity import Rope
+from kvtcd.core.layout import Layout
+
+VERSION = 1
+_FACTORS = np.array(
+    [2.0 ** ((MIDDLE - c) // 2) * (1.0, math.sqrt(2.0))[(MIDDLE - c) % 2] for c in range(CLASSES)], np.float32
+)
+"""By class, what it makes of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens ``start .. start + count - 1`` of a block, coded `finer` half octaves finer than others."""
+
+    start: int
+    count: int
+    finer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A coded run: its sections, and the weighted error of each token, float32 ``[T]``.
+
+    Half of the squared error in the weighted space, times what the token's class says of its sensitivity.
+    """
+
+    sections: list[Plain]
+    error: Tensor
+
+
+class Stepped(BlobDecoder):
+    """Codes and decodes runs of tokens in the weighted basis of a profile.
+
+    Args:
+        layout: of the blocks.
+        rope: of the rotated streams; None when there are none.
+        profile: made for a model of these shapes; that it is this very model, the caller has checked.
+        device: where the products run, and where raw blocks lie.
+
+    Raises:
+        ProfileMismatch: streams, layers or RoPE differ, or the profile has no weighted basis.
+    """
+
+    def __init__(
+        self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
+    ) -> None:
+        profile.origin.check_shapes(layout, rope)
+        if not profile.weighted:
+            raise ProfileMismatch("basis", "weighted", "plain alone")
+        self.layout, self.profile = layout, profile
+        self._rope, self._device = rope, torch.device(device)
+        self._streams = [profile.weighted[stream.name] for stream in layout.streams]
+        self._transforms = [
+            weighted.transform(profile.streams[stream.name].mean, self._device)
+            for stream, weighted in zip(layout.streams, self._streams, strict=True)
+        ]
+        self._tokens = [weighted.tokens.to(self._device) for weighted in self._streams]
+        self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
+        self._widths = lru_cache(maxsize=64)(self._make_widths)
+        self._sketch = lru_cache(maxsize=64)(self._make_sketch)
+
+    def analyze(
+        self, block: Sequence[Tensor], span: Span, step: float, *, first_token: int, scratch: Scratch
+    ) -> Run | Reason:
+        """Code a span of a block, given as the views of its streams.
+
+        Returns:
+            The run, or why these tokens cannot be coded.
+        """
+        own = MIDDLE + span.finer
+        products: list[Tensor] = []
+        widths = [self._widths(index, class_step(step, own)) for index in range(len(block))]
+        for index, view in enumerate(block):
+            rotation = self._rotation(index, first_token + span.start, span.count, inverse=True)
+            further = torch.cat((self._tokens[index], self._sketch(index, widths[index].rank)))
+            products.append(
+                self._transforms[index].forward(
+                    view[:, span.start : span.start + span.count], rotation, widths[index].rank, further
+                )
+            )
+            if not torch.isfinite(products[-1]).all():
+                return Reason.NOT_FINITE
+        sections: list[Plain] = []
+        error = torch.zeros(span.count, device=self._device)
+        classes = self._classify(products, widths, own)
+        for index, product in enumerate(products):
+            rank = widths[index].rank
+            steps = class_steps(step, classes[index])
+            rounded = multiples(product[:rank], steps)
+            if rank and rounded.abs().max() > LIMIT:
+                return Reason.RANGE
+            sections += self._symbols(
+                index, rounded, classes[index], widths=widths[index], span=span, scratch=scratch
+            )
+            kept = rounded * steps
+            kept[widths[index].uncoded] = 0
+            left = product[rank + len(block) :]
+            off = (product[:rank] - kept).square().sum(dim=0) + left.square().sum(dim=0)
+            error += 0.5 * off * torch.exp2((classes[index] - own).to(torch.float32))
+        return Run(sections, error)
+
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with layout and profile; see `BlobDecoder`.
+
+        Raises:
+            ProfileMismatch: the blob was written with another profile.
+        """
+        header = blob.header
+        check_blob(blob, self.layout, CodecId.KVTC2, VERSION)
+        if header.profile != self.profile.digest:
+            raise ProfileMismatch("digest", header.profile.hex(), self.profile.digest.hex())
+        if header.basis is not BasisId.WEIGHTED or header.plan:
+            raise BadField("blob", f"basis {header.basis} and plan {header.plan} for a codec with a step")
+        if not (math.isfinite(header.step) and header.step > 0) or header.token_classes != CLASSES:
+            raise BadField("blob", f"a step of {header.step} and {header.token_classes} classes")
+        if header.first_token is None:
+            raise BadField("blob", "a coded block must know the position of its first token")
+        for (_, count), found in check_runs(blob).items():
+            exact = exact_sizes(self.layout, count)
+            require(found, exact if exact.keys() & found else self._sizes(found, header.step, count))
+
+    def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
+        """Check a blob and read its symbols; see `BlobDecoder`."""
+        self.check(blob)
+        symbols = Symbols(blob.header, inflated(blob, scratch))
+        for (_, count), found in by_run(symbols.sections).items():
+            if not any(part.kind is Kind.PLANE for part in found):
+                self._check_run(found, blob.header.step, count)
+        return symbols
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Decode a block of the `kvtc2` codec; see `BlobDecoder`."""
+        header = symbols.header
+        assert header.first_token is not None, "`check` has seen to it"
+        check_raw(out, self.layout, header.tokens)
+        block = views(out, self.layout, header.tokens)
+        for (start, count), found in sorted(by_run(symbols.sections).items()):
+            if any(part.kind is Kind.PLANE for part in found):
+                from_planes(found, block, start, count)
+                continue
+            for index, view in enumerate(block):
+                own, classes = _classes(found, index)
+                widths = self._widths(index, class_step(header.step, own))
+                coded = _coded(found, index, widths)
+                order = torch.argsort(classes.to(torch.int64), stable=True)
+                codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
+                sorted_ = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
+                rounded = torch.empty_like(sorted_)
+                rounded[:, order.to(self._device)] = sorted_
+                coefficients = rounded * class_steps(header.step, classes).to(self._device)
+                rotation = self._rotation(index, header.first_token + start, count, inverse=False)
+                self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
+
+    def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
+        """Return the step class of each token in each stream, int64 ``[streams, T]``."""
+        offsets = self._levels[:, None].clone()
+        for product, width in zip(products, widths, strict=True):
+            offsets = offsets + product[width.rank : width.rank + len(products)]
+        return (offsets.round().to(torch.int64) + own).clamp_(0, CLASSES - 1)
+
+    def _symbols(
+        self, index: int, rounded: Tensor, classes: Tensor, *, widths: Widths, span: Span, scratch: Scratch
+    ) -> list[Plain]:
+        """The sections of one stream's run, in order."""
+        start, count, finer = span.start, span.count, span.finer
+        coded = packed(rounded[:, torch.argsort(classes, stable=True)], widths)
+        sections = [plain(Part(Kind.CLASSES, index, MIDDLE + finer), start, count, classes, scratch)]
+        sections += [
+            plain(Part(Kind.CODES, index, bits), start, count, codes, scratch)
+            for bits, codes in coded.codes.items()
+        ]
+        if coded.escapes.numel():
+            planes = torch.stack((coded.escapes, coded.escapes >> 8))
+            sections.append(plain(Part(Kind.ESCAPES, index, 0), start, count, planes, scratch))
+        return sections
+
+    def _make_widths(self, index: int, step: float) -> Widths:
+        return Widths.of(self._streams[index].spread, step)
+
+    def _make_sketch(self, index: int, rank: int) -> Tensor:
+        return self._streams[index].sketch(rank).to(self._device)
+
+    def _sizes(self, found: Mapping[Part, Section], step: float, count: int) -> dict[Part, int]:
+        """The sections of a coded run, with their uncompressed sizes."""
+        sizes: dict[Part, int] = {}
+        for index in range(len(self.layout.streams)):
+            own = _class_of(found, index)
+            sizes[Part(Kind.CLASSES, index, own)] = count
+            widths = self._widths(index, class_step(step, own))
+            sizes |= {
+                Part(Kind.CODES, index, bits): len(rows) * packed_width(count, bits)
+                for bits, rows in widths.rows.items()
+            }
+            escapes = Part(Kind.ESCAPES, index, 0)
+            if escapes in found:
+                # How many there are, the codes say: compared once they are inflated.
+                sizes[escapes] = found[escapes].raw_bytes
+        return sizes
+
+    def _check_run(self, found: Mapping[Part, Tensor], step: float, count: int) -> None:
+        """Raise `BadField` unless codes and escapes of a run fit each other, and its classes are known."""
+        for index in range(len(self.layout.streams)):
+            own, classes = _classes(found, index)
+            if (classes >= CLASSES).any():
+                raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
+            widths = self._widths(index, class_step(step, own))
+            codes = _codes(found, index, widths)
+            held = found.get(Part(Kind.ESCAPES, index, 0))
+            nbytes, wanted = 0 if held is None else held.numel(), 2 * escaped(codes, widths, count)
+            if nbytes != wanted:
+                raise BadField("blob", f"{nbytes} bytes of escapes where codes ask for {wanted}")
+
+    def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
+        if not self.layout.streams[index].rope or self._rope is None:
+            return None
+        return Rotation(self._rope, position, tokens, inverse=inverse, device=self._device)
+
+
+def class_step(step: float, step_class: int) -> float:
+    """Return the step of a class, as a float32 holds it."""
+    return float(np.float32(step) * _FACTORS[step_class])
+
+
+def class_steps(step: float, classes: Tensor) -> Tensor:
+    """Return the step of each token, float32 ``[T]``, given its class."""
+    table = torch.from_numpy(np.float32(step) * _FACTORS)
+    return table.to(classes.device)[classes.to(torch.int64)]
+
+
+def _class_of(found: Mapping[Part, object], index: int) -> int:
+    """The class of a stream's run, by the parts of its sections."""
+    own = [part.part for part in found if part.kind is Kind.CLASSES and part.stream == index]
+    if len(own) != 1 or own[0] >= CLASSES:
+        raise BadField("blob", f"classes {own} of the run of one stream")
+    return own[0]
+
+
+def _classes(found: Mapping[Part, Tensor], index: int) -> tuple[int, Tensor]:
+    """The class of a stream's run, and those of its tokens."""
+    own = _class_of(found, index)
+    return own, found[Part(Kind.CLASSES, index, own)]
+
+
+def _codes(found: Mapping[Part, Tensor], index: int, widths: Widths) -> dict[int, Tensor]:
+    return {
+        bits: found[Part(Kind.CODES, index, bits)].view(len(rows), -1) for bits, rows in widths.rows.items()
+    }
+
+
+def _coded(found: Mapping[Part, Tensor], index: int, widths: Widths) -> Packed:
+    """What `_symbols` was given."""
+    planes = found.get(Part(Kind.ESCAPES, index, 0), torch.empty(0, dtype=torch.uint8))
+    low, high = planes.to(torch.int32).view(2, -1)
+    return Packed(_codes(found, index, widths), low | (high << 8))

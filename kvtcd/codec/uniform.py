@@ -1,0 +1,71 @@
+"""Coefficients rounded to multiples of a step, and their codes packed for the entropy stage.
+
+A code is the zigzag of the multiple: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4. A component of width ``b`` holds
+codes below ``2^b - 1`` in `b` bits each (`pack`); that last value stands for an *escape*, and how far beyond
+it the code is goes into a list of 16-bit numbers, in order of width, component and token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvtcd.codec.pack import pack, unpack
+from kvtcd.codec.widths import Widths
+
+LIMIT = 32_000
+"""Largest multiple that can be coded; its zigzag fits 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The codes of a run of tokens of one stream.
+
+    Attributes:
+        codes: width in bits -> packed codes, uint8 ``[components of the width, W]``, in order of component.
+        escapes: int32 ``[n]``, each below 2^16.
+    """
+
+    codes: Mapping[int, Tensor]
+    escapes: Tensor
+
+
+def multiples(coefficients: Tensor, steps: Tensor) -> Tensor:
+    """Round coefficients ``[rank, T]`` to multiples of the steps ``[T]``; float32, ties to even."""
+    return (coefficients / steps).round_()
+
+
+def packed(rounded: Tensor, widths: Widths) -> Packed:
+    """Pack multiples ``[rank, T]``, no larger than `LIMIT`."""
+    whole = rounded.to(torch.int32)
+    zigzag = (whole << 1) ^ (whole >> 31)
+    codes: dict[int, Tensor] = {}
+    escapes = [torch.empty(0, dtype=torch.int32, device=rounded.device)]
+    for bits, rows in widths.rows.items():
+        chosen, most = zigzag[rows.to(zigzag.device)], (1 << bits) - 1
+        escapes.append(chosen[chosen >= most] - most)
+        codes[bits] = pack(chosen.clamp_max_(most).to(torch.uint8), bits)
+    return Packed(codes, torch.cat(escapes))
+
+
+def escaped(codes: Mapping[int, Tensor], widths: Widths, tokens: int) -> int:
+    """Count the escapes that packed codes ask for."""
+    return sum(int((unpack(codes[bits], bits, tokens) == (1 << bits) - 1).sum()) for bits in widths.rows)
+
+
+def unpacked(coded: Packed, widths: Widths, tokens: int) -> Tensor:
+    """Return the multiples ``[rank, T]`` that `packed` packed, float32."""
+    device = coded.escapes.device
+    zigzag = torch.zeros((widths.rank, tokens), dtype=torch.int32, device=device)
+    used = 0
+    for bits, rows in widths.rows.items():
+        chosen = unpack(coded.codes[bits], bits, tokens).to(torch.int32)
+        beyond = chosen == (1 << bits) - 1
+        count = int(beyond.sum())
+        chosen[beyond] += coded.escapes[used : used + count]
+        used += count
+        zigzag[rows.to(device)] = chosen
+    return ((zigzag >> 1) ^ -(zigzag & 1)).to(torch.float32)

@@ -1,0 +1,125 @@
+"""The rate-quality curve of `kvtc2`, measured on the windows that calibration has held out.
+
+A window is read as sensitivities are gathered: its end behind the cache of its beginning. Every step is
+measured on the same windows; intervals resample them (percentile bootstrap), so with few windows they say
+what these texts have in common and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvtcd.codec.dial import Curve, Point
+from kvtcd.codec.kvtc2 import Kvtc2
+from kvtcd.codec.profile import Profile
+from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.stepped import Run, Span, Stepped
+from kvtcd.codec.transform import views
+from kvtcd.codec.widths import LEAST, Widths
+from kvtcd.core.identity import Identity
+from kvtcd.lab import evaluate
+from kvtcd.lab.evaluate import Block, Document
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
+from kvtcd.lab.sensitivity import PART
+
+_FINEST, _COARSEST = 0.3, 0.01
+"""Shares of all features that are coded at the ends of the curve."""
+_GRID = 2**0.75
+_MOST = 20
+_RESAMPLES = 2_000
+
+
+def steps(profile: Profile) -> list[float]:
+    """Return the steps to measure, ascending, by how many components each leaves to code."""
+    features = sum(stream.basis.shape[1] for stream in profile.weighted.values())
+    largest = max(float(stream.spread.max()) for stream in profile.weighted.values())
+
+    def coded(step: float) -> float:
+        widths = [Widths.of(stream.spread, step) for stream in profile.weighted.values()]
+        return sum(len(rows) for each in widths for rows in each.rows.values()) / features
+
+    grid = [largest / LEAST / _GRID**n for n in range(_MOST)]
+    return sorted(step for step in grid if _COARSEST <= coded(step) <= _FINEST)
+
+
+def measure(
+    loaded: LoadedModel,
+    identity: Identity,
+    profile: Profile,
+    windows: Sequence[Sequence[int]],
+    phases: Phases,
+) -> Curve:
+    """Measure the curve of a profile on windows of tokens.
+
+    Raises:
+        UnsupportedCache: a layer of the model does not keep its whole past.
+    """
+    coder = Stepped(identity.layout, identity.rope, profile, loaded.model.device)
+    grid = steps(profile)
+    with phases.timed("curve"), phases.bar("rate and quality", len(grid) + 1) as advance:
+        documents, floors = [], []
+        for window in windows:
+            behind = len(window) // PART
+            documents.append(evaluate.read(loaded, identity, window, len(window) - behind))
+            floors.append(evaluate.noise(loaded, identity, documents[-1]).kl)
+        points: list[Point] = []
+        for step in grid:
+            advance(len(points) + 1)
+            points.append(_point(loaded, identity, coder, documents, step))
+    return Curve(tuple(points), float(np.mean(floors)))
+
+
+def _point(
+    loaded: LoadedModel, identity: Identity, coder: Stepped, documents: Sequence[Document], step: float
+) -> Point:
+    sizes, qualities, errors = evaluate.Size(), [], []
+    for document in documents:
+        recent = len(document.continuation)
+        encoder = Kvtc2(
+            identity.layout, identity.rope, coder.profile, step, window=recent, device=loaded.model.device
+        )
+        encoded = evaluate.encode(encoder, document.blocks)
+        decoded = evaluate.decode(coder, document.blocks, encoded)
+        logits = evaluate.continue_behind(loaded, decoded, identity.layout, document.continuation)
+        sizes += evaluate.size(identity.layout, document.blocks, encoded, recent)
+        qualities.append(evaluate.quality(document.logits, logits, document.continuation))
+        errors += [_errors(coder, block, step, recent) for block in document.blocks]
+    low, high = _interval([quality.kl for quality in qualities])
+    return Point(
+        step=step,
+        ratio=sizes.ratio,
+        error=float(torch.cat(errors).mean()),
+        kl=float(np.mean([quality.kl for quality in qualities])),
+        kl_lo=low,
+        kl_hi=high,
+        top1=float(np.mean([quality.top1 for quality in qualities])),
+    )
+
+
+def _errors(coder: Stepped, block: Block, step: float, recent: int) -> Tensor:
+    """Weighted errors of a block's tokens that are neither sinks nor recent, as the guard sees them."""
+    coded = evaluate.coded_tokens(block, recent)
+    if not coded:
+        return torch.empty(0, device=block.raw.device)
+    run = coder.analyze(
+        views(block.raw, coder.layout, block.tokens),
+        Span(coded.start - block.first_token, len(coded)),
+        step,
+        first_token=block.first_token,
+        scratch=HeapScratch(),
+    )
+    assert isinstance(run, Run), "what the model itself has made can be coded"
+    return run.error
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean over windows."""
+    draw = np.random.default_rng(0)
+    means = draw.choice(np.asarray(values), (_RESAMPLES, len(values))).mean(axis=1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
