@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -131,6 +131,13 @@ def calibrate(
     tokens: Annotated[int, typer.Option(min=2048, help="Tokens to calibrate on.")] = 65_536,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Most components to keep of each stream.")] = 10_000,
+    sensitivity: Annotated[
+        Literal["fisher", "none"],
+        typer.Option(help="How kvtc2 weighs errors: by gradients of the model, or all alike."),
+    ] = "fisher",
+    low_memory: Annotated[
+        bool, typer.Option("--low-memory", help="Shorter windows and at most 2,048 components.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of model and fit; default: all cores.")
     ] = None,
@@ -147,8 +154,8 @@ def calibrate(
     from kvtcd.lab import calibrate as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(
-        model=model, files=text or [], tokens=tokens, seed=seed, rank=rank, threads=threads, device=device,
-        out=out, json=json,
+        model=model, files=text or [], tokens=tokens, seed=seed, rank=rank, sensitivity=sensitivity,
+        low_memory=low_memory, threads=threads, device=device, out=out, json=json,
     )  # fmt: skip
 
 
@@ -156,10 +163,12 @@ def calibrate(
 def profile_show(
     file: Annotated[Path, typer.Argument(help="A profile.")],
     *,
-    plot: Annotated[Path | None, typer.Option(help="Draw spectrum and plans into this PNG or SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw spectrum, plans and dial into this PNG or SVG.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
-    """Show spectrum, plans and ratios of a profile."""
+    """Show spectrum, plans, ratios and the rate-quality curve of a profile."""
     from kvtcd.lab import profile_view  # noqa: PLC0415 - torch
 
     profile_view.command(file, plot=plot, json=json)

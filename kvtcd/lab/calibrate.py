@@ -14,7 +14,7 @@ from kvtcd import __version__
 from kvtcd.codec.profile import SUFFIX, store
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab import models, texts
-from kvtcd.lab.calibration import calibrate, digest_of, name_of
+from kvtcd.lab.calibration import Sensitivity, calibrate, digest_of, name_of
 from kvtcd.lab.calibration_report import figures, show
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.gather import SAMPLE, WINDOW
@@ -28,6 +28,9 @@ SmolLM2 at ratio 16, over eight windows of four kinds of text: .0219, .0188 and 
 divergence with 16, 32 and 64 thousand tokens, for 140, 200 and 310 seconds of one busy core.
 """
 
+_SHORT, _FEW = 512, 2048
+"""Tokens of a window, and components of a stream, where memory is scarce."""
+
 
 def command(
     *,
@@ -36,6 +39,8 @@ def command(
     tokens: int,
     seed: int,
     rank: int,
+    sensitivity: Sensitivity,
+    low_memory: bool,
     threads: int | None,
     device: str,
     out: Path | None,
@@ -49,6 +54,8 @@ def command(
         tokens: to read.
         seed: of every random choice.
         rank: cap on components.
+        sensitivity: how errors are weighed, see `calibration.calibrate`.
+        low_memory: read shorter windows, whose gradients take less, and cap components lower.
         threads: of the model and the fit; as many as torch chooses when None.
         device: where the model runs and the profile is fitted.
         out: a file or a folder; profiles in the cache folder when None.
@@ -76,7 +83,9 @@ def command(
         _move(loaded, device)
         made = calibrate(
             loaded, models.identity(loaded), sources,
-            tokens=tokens, seed=seed, rank=rank, checkpoints=_checkpoints(), phases=Phases(progress),
+            tokens=tokens, seed=seed, rank=min(rank, _FEW) if low_memory else rank,
+            window=_SHORT if low_memory else WINDOW, sensitivity=sensitivity,
+            checkpoints=_checkpoints(), phases=Phases(progress),
         )  # fmt: skip
     path = _write(made.data, target)
     found = figures(made, loaded, path, time.perf_counter() - began)

@@ -10,6 +10,7 @@ from support.codec_world import rotated
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.profile import Profile, load
 from kvtcd.codec.rope import inverse_frequencies
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -178,8 +179,9 @@ def book(tmp_path: Path) -> Path:
 
 def calibrated(folder: Path, book: Path, **changes: object) -> None:
     options = {
-        "model": str(folder), "files": [book], "tokens": 4 * 1024, "seed": 0, "rank": 10_000, "threads": None,
-        "device": "cpu", "out": None, "json": None,
+        "model": str(folder), "files": [book], "tokens": 4 * 1024, "seed": 0, "rank": 10_000,
+        "sensitivity": "fisher", "low_memory": False, "threads": None, "device": "cpu", "out": None,
+        "json": None,
     }  # fmt: skip
     command(**options | changes)
 
@@ -232,14 +234,52 @@ def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     runner = CliRunner()
     options = "--model m --text a.txt --text b.txt --tokens 4096 --seed 7 --rank 99 --threads 3 --device cuda"
+    options += " --sensitivity none --low-memory"
     result = runner.invoke(app, ["calibrate", *options.split(), "--out", "o", "--json", "j"])
     assert result.exit_code == 0, result.output
     assert given == {
         "model": "m", "files": [Path("a.txt"), Path("b.txt")], "tokens": 4096, "seed": 7, "rank": 99,
-        "threads": 3, "device": "cuda", "out": Path("o"), "json": Path("j"),
+        "sensitivity": "none", "low_memory": True, "threads": 3, "device": "cuda", "out": Path("o"),
+        "json": Path("j"),
     }  # fmt: skip
     runner.invoke(app, ["calibrate", "--model", "m"])
     assert given == {
-        "model": "m", "files": [], "tokens": 65_536, "seed": 0, "rank": 10_000, "threads": None,
-        "device": "cpu", "out": None, "json": None,
+        "model": "m", "files": [], "tokens": 65_536, "seed": 0, "rank": 10_000,
+        "sensitivity": "fisher", "low_memory": False, "threads": None, "device": "cpu", "out": None,
+        "json": None,
     }  # fmt: skip
+
+
+def test_with_little_memory_windows_are_shorter_and_components_fewer(
+    folder: Path, book: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del cache
+    given = {}
+
+    def noted(*a: object, **options: object) -> calibration.Calibration:
+        given.update(options)
+        return calibration.calibrate(*a, **options)
+
+    monkeypatch.setattr(module, "calibrate", noted)
+    calibrated(folder, book, low_memory=True)
+    assert (given["window"], given["rank"]) == (512, 2048)
+
+
+def test_without_sensitivities_all_errors_weigh_alike(loaded: LoadedModel, checkpoints: Path) -> None:
+    made = run(loaded, checkpoints, sensitivity="none")
+    assert made.profile.origin.sensitivity == "none"
+    assert "gradients" not in made.seconds
+    for own in made.profile.weighted.values():
+        assert torch.allclose(own.root / own.root[0, 0, 0, 0], torch.eye(16).expand_as(own.root), atol=1e-5)
+        assert not own.tokens.any()
+
+
+def test_the_curve_is_measured_on_windows_held_out(loaded: LoadedModel, checkpoints: Path) -> None:
+    made = run(loaded, checkpoints)
+    curve = Curve.from_json(made.profile.origin.curve)
+    assert curve is not None
+    assert len(curve.points) >= 3
+    ratios, errors = ([getattr(point, name) for point in curve.points] for name in ("ratio", "error"))
+    assert ratios == sorted(ratios)
+    assert errors == sorted(errors)
+    assert all(point.kl_lo <= point.kl <= point.kl_hi for point in curve.points)
