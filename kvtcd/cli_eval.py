@@ -17,7 +17,10 @@ ProfileOption = Annotated[
 ]
 CodecOption = Annotated[
     list[str],
-    typer.Option("--codec", help="NAME, or NAME:ratio, several allowed; without a ratio it is swept."),
+    typer.Option(
+        "--codec",
+        help="NAME, or NAME:dial, several allowed. A dial is a ratio; below 1, a KL. Without, it is swept.",
+    ),
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of the model.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]

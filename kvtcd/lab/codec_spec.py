@@ -1,4 +1,7 @@
-"""Codecs as a command line names them: ``NAME`` or ``NAME:dial``."""
+"""Codecs as a command line names them: ``NAME`` or ``NAME:dial``.
+
+A dial of 1 or more is a ratio; below, it is the most divergence there may be, in nats per token.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Spec:
 
     Attributes:
         name: of the codec.
-        dial: the nominal ratio; None: it has no dial, or the dial is to be swept.
+        dial: a ratio or a divergence; None: it has no dial, or the dial is to be swept.
     """
 
     name: CodecName
@@ -37,7 +40,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read ``kvtc:16``, ``kvtc`` or ``lossless``.
+        """Read ``kvtc:16``, ``kvtc2:0.02``, ``kvtc`` or ``lossless``.
 
         Raises:
             ConfigError: no such codec, or a dial that it does not have.
@@ -47,7 +50,12 @@ class Spec:
             raise ConfigError(_OPTION, "", f"{name!r} is not one of {', '.join(get_args(CodecName))}")
         if colon and name == _WITHOUT_DIAL:
             raise ConfigError(_OPTION, "", f"{text!r}: {name} has no dial")
-        return cls(cast("CodecName", name), _number(text, dial) if colon else None)
+        spec = cls(cast("CodecName", name), _number(text, dial) if colon else None)
+        try:
+            spec.choice(sinks=0, window=0)
+        except ValueError as error:
+            raise ConfigError(_OPTION, "", f"{text!r}: {error}") from error
+        return spec
 
     def __str__(self) -> str:
         return self.name if self.dial is None else f"{self.name}:{self.dial:g}"
@@ -61,7 +69,9 @@ class Spec:
         """Return what a policy with this codec says."""
         if self.dial is None:
             return CodecChoice(self.name, sinks=sinks, window=window)
-        return CodecChoice(self.name, ratio=int(self.dial), sinks=sinks, window=window)
+        if self.dial < 1:
+            return CodecChoice(self.name, ratio=None, max_kl=self.dial, sinks=sinks, window=window)
+        return CodecChoice(self.name, ratio=self.dial, sinks=sinks, window=window)
 
 
 class ProfileSource(ProfileFolder):
@@ -125,7 +135,7 @@ def open_codecs(
     """Return what daemons with these codecs in their policies pack with, by codec and dial.
 
     A codec without a dial is put at several: `kvtc` at every ratio that the profile has bit plans for, any
-    other in steps of half an octave around the dials of all, as far as the profile goes.
+    other in steps of half an octave around the ratios of all, as far as the profile goes.
 
     Raises:
         ConfigError: a daemon would store losslessly instead, or there is nothing to sweep around.
@@ -150,10 +160,10 @@ def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[S
         return [spec]
     if spec.name == "kvtc":
         return [Spec(spec.name, ratio) for ratio in planned]
-    around = [other.dial for other in specs if other.dial is not None]
+    around = [other.dial for other in specs if other.dial is not None and other.dial >= 1]
     if not around:
         raise ConfigError(
-            _OPTION, "", f"{spec} is swept around the dials of others, for instance {_OPTION} kvtc:16"
+            _OPTION, "", f"{spec} is swept around the ratios of others, for instance {_OPTION} kvtc:16"
         )
     return [Spec(spec.name, dial) for dial in sorted({round(d * step, 2) for d in around for step in _STEPS})]
 
@@ -163,6 +173,6 @@ def _number(text: str, dial: str) -> float:
         number = float(dial)
     except ValueError:
         number = 0.0
-    if not (1 <= number < float("inf") and number.is_integer()):
-        raise ConfigError(_OPTION, "", f"{text!r}: the dial is a ratio, a whole number of at least 1")
+    if not 0 < number < float("inf"):
+        raise ConfigError(_OPTION, "", f"{text!r}: the dial is a ratio of at least 1, or a divergence below")
     return number

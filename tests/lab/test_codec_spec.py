@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from support.codec_world import World, kv
 
+from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.profile import store
 from kvtcd.core.blob import CodecId
 from kvtcd.core.errors import ConfigError, ProfileMismatch, UnknownProfile
 from kvtcd.core.policy import CodecChoice
+from kvtcd.lab import codec_spec
 from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
 
 WORLD = World(kv())
@@ -28,7 +30,13 @@ def open_all(path: Path | None, *codecs: str):
 
 @pytest.mark.parametrize(
     ("text", "spec"),
-    [("kvtc:16", Spec("kvtc", 16)), ("kvtc", Spec("kvtc")), ("lossless", Spec("lossless"))],
+    [
+        ("kvtc:16", Spec("kvtc", 16)),
+        ("kvtc2:28.5", Spec("kvtc2", 28.5)),
+        ("kvtc2:0.02", Spec("kvtc2", 0.02)),
+        ("kvtc2", Spec("kvtc2")),
+        ("lossless", Spec("lossless")),
+    ],
 )
 def test_a_codec_is_a_name_and_perhaps_a_dial(text: str, spec: Spec) -> None:
     assert Spec.parse(text) == spec
@@ -42,10 +50,12 @@ def test_a_codec_is_a_name_and_perhaps_a_dial(text: str, spec: Spec) -> None:
         ("zip:3", "not one of kvtc"),
         ("lossless:2", "has no dial"),
         ("kvtc:", "a ratio"),
-        ("kvtc:0.5", "a ratio"),
-        ("kvtc:inf", "a ratio"),
-        ("kvtc:nan", "a ratio"),
-        ("kvtc:many", "a ratio"),
+        ("kvtc:0", "a ratio"),
+        ("kvtc2:-0.1", "a ratio"),
+        ("kvtc2:inf", "a ratio"),
+        ("kvtc2:nan", "a ratio"),
+        ("kvtc2:many", "a ratio"),
+        ("kvtc:0.5", "max_kl is for kvtc2"),
     ],
 )
 def test_what_is_no_codec_is_said_to_be_none(text: str, why: str) -> None:
@@ -55,6 +65,8 @@ def test_what_is_no_codec_is_said_to_be_none(text: str, why: str) -> None:
 
 def test_a_spec_is_what_a_policy_says() -> None:
     assert Spec("kvtc", 32.0).choice(sinks=2, window=64) == CodecChoice("kvtc", ratio=32, sinks=2, window=64)
+    divergence = CodecChoice("kvtc2", ratio=None, max_kl=0.02)
+    assert Spec("kvtc2", 0.02).choice(sinks=4, window=128) == divergence
     assert Spec("lossless").choice(sinks=4, window=128) == CodecChoice("lossless")
 
 
@@ -65,6 +77,25 @@ def test_kvtc_without_a_dial_is_put_at_every_plan_of_the_profile(path: Path) -> 
 
 def test_no_stand_of_a_dial_is_measured_twice(path: Path) -> None:
     assert list(open_all(path, "kvtc:8", "kvtc")) == [Spec("kvtc", 8), Spec("kvtc", 4)]
+
+
+def test_a_codec_with_a_free_dial_is_swept_around_ratios(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    asked: list[float | None] = []
+
+    def codec_for(identity, choice, _source):
+        asked.append(choice.ratio)
+        reason = "too far" if (choice.ratio or 0) > 40 else None
+        return NamespaceCodec(Lossless(identity.layout), None, choice.name, reason)
+
+    monkeypatch.setattr(codec_spec, "codec_for", codec_for)
+    opened = open_all(path, "kvtc:16", "kvtc2:0.01", "kvtc2")
+    steps = [11.31, 16, 22.63, 32, 45.25, 64]
+    assert asked == [16, None, *steps]
+    assert [spec.dial for spec in opened] == [16, 0.01, *steps[:4]]
+    with pytest.raises(ConfigError, match="kvtc2 is swept around the ratios of others"):
+        open_all(path, "kvtc2:0.01", "kvtc2")
+    with pytest.raises(ConfigError, match="kvtc2:120 cannot be had: too far"):
+        open_all(path, "kvtc2:120")
 
 
 def test_codecs_are_those_of_a_daemon_with_this_policy(path: Path) -> None:
