@@ -8,9 +8,10 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from support.http import NS, TENANT_HEADER, Daemon, running, until
+from support.http import NS, TENANT_HEADER, Daemon, closed, running, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
 
+from kvtcd.api.limits import Limits
 from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -210,6 +211,21 @@ async def test_a_slow_reader_costs_no_memory_and_is_told():
             assert await listener.take(0.01) == []
             await put(daemon, 20)
             assert [n.key for n in await listener.take(1)] == [key(20)]
+
+
+async def test_who_takes_no_bytes_is_let_go_of():
+    async with running(Limits(stall_s=0.2, shutdown_s=2)) as daemon:
+        feeds = daemon.toy.service.feeds
+        _, writer = await asyncio.open_unix_connection(daemon.socket)
+        writer.transport.pause_reading()
+        writer.write(b"GET /v1/events HTTP/1.1\r\nHost: kvtcd\r\n\r\n")
+        await until(lambda: feeds.watched("uid:1"))
+        for number in range(200):
+            for _ in range(50):
+                feeds.publish("uid:1", Notice(What.PURGED, namespace="n" * 60))
+            await asyncio.sleep(0.001 * (number % 2))
+        await until(lambda: feeds._feeds["uid:1"].listeners == 0)
+        await closed(writer)
 
 
 async def test_silence_is_broken_by_signs_of_life():

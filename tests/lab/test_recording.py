@@ -112,6 +112,20 @@ def test_a_wrong_line_is_named(tmp_path, text, where):
         read_requests(path)
 
 
+def test_a_recording_is_simulated_with_its_own_size_of_blocks(tmp_path):
+    path, policy, out = tmp_path / "record", tmp_path / "lru.toml", tmp_path / "out.json"
+    rows = [*HEAD, *(line(words, 100) for words in ("match AB", "put A", "put B<A", "match AB", "get AB"))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    policy.write_text('[evict]\npolicy = "lru"\n')
+    simulate.command(
+        trace=path, policies=[policy], budgets=["1MiB", "1blocks"], ratios=[1.0], bytes_per_token=1024,
+        json=out, plot=None,
+    )  # fmt: skip
+    figures = json.loads(out.read_text())
+    assert (figures["requests"], figures["references"]) == (2, 4)
+    assert [(row["budget_blocks"], row["hit_ratio"]) for row in figures["rows"]] == [(64, 0.5), (1, 0.0)]
+
+
 def test_a_mooncake_trace_is_read_as_ever():
     assert read_requests(SLICE) == read_trace(SLICE)
 
