@@ -7,6 +7,7 @@ its end. A tenant who has never listened has no ring, and nothing is remembered 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ RING = 8192
 """Notices remembered for each tenant who has listened."""
 LISTENERS = 16
 """Listeners of one tenant."""
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _PART = 256
 """Notices handed out at once."""
 
@@ -62,8 +64,8 @@ class Feed:
         if last_id is None:
             return self._end
         boot_id, _, number = last_id.rpartition("-")
-        known = boot_id == self._boot_id and number.isascii() and number.isdecimal()
-        return int(number) + 1 if known and int(number) < self._end else -1
+        known = boot_id == self._boot_id and _NUMBER.fullmatch(number) and int(number) < self._end
+        return int(number) + 1 if known else -1
 
     def after(self, place: int) -> tuple[list[Notice], int]:
         """Return some notices from a place on, each with its id, and the place to go on from.
