@@ -7,8 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from kvtcd.codec.dial import Curve
 from kvtcd.lab.calibration import Calibration
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.profile_view import curve_table
 
 _MB = 1e6
 
@@ -59,6 +61,8 @@ def figures(made: Calibration, loaded: LoadedModel, path: Path, seconds: float) 
             }
             for ratio in made.profile.ratios
         ],
+        "sensitivity": made.profile.origin.sensitivity,
+        "curve": [dict(row) for row in made.profile.origin.curve],
     }
 
 
@@ -91,6 +95,8 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
         ]
         table.add_row(str(ratio), f"{sum(plan.cost for plan in plans.values()) // 8:,}", *cells)
     console.print(table)
+    if curve := Curve.from_json(made.profile.origin.curve):
+        console.print(curve_table(curve))
     for name, stream in streams.items():
         console.print(
             f"{name}: {stream.basis.shape[0]:,} of {stream.basis.shape[1]:,} components hold "

@@ -1,10 +1,11 @@
-"""A profile as a picture: how much energy the components hold, and how many bits each plan gives them."""
+"""A profile as a picture: the energy of its components, the bits of its plans, the curve of its dial."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.profile import Profile, StreamProfile
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab.profile_view import coded_energy, cumulative_energy
@@ -36,10 +37,17 @@ def draw(profile: Profile, path: Path) -> None:
     except ImportError as error:
         raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
     with rc_context(_STYLE):
-        figure = Figure(figsize=(4.5 * len(profile.streams) + 0.8, 5.4), layout="constrained")
+        curve = Curve.from_json(profile.origin.curve)
+        whole = Figure(
+            figsize=(4.5 * len(profile.streams) + 0.8, 8.4 if curve else 5.4), layout="constrained"
+        )
+        parts = whole.subfigures(2 if curve else 1, 1, squeeze=False, height_ratios=(9, 5)[: 1 + bool(curve)])
+        figure = parts[0][0]
         axes = figure.subplots(
             2, len(profile.streams), squeeze=False, sharex="col", sharey="row", height_ratios=(3, 2)
         )
+        if curve:
+            _draw_curve(parts[1][0].subplots(), curve)
         for (name, stream), above, below in zip(profile.streams.items(), *axes, strict=True):
             _draw_energy(above, stream, profile.ratios)
             above.set_title(f"{name}: {stream.basis.shape[0]:,} of {stream.basis.shape[1]:,} components")
@@ -49,16 +57,36 @@ def draw(profile: Profile, path: Path) -> None:
         axes[1][0].set_ylabel("plan for ratio")
         patches = [Patch(color=_COLOURS[bits], label=label) for bits, label in _TYPES.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
-        figure.suptitle(
+        whole.suptitle(
             f"{profile.origin.model}, fitted to {profile.origin.tokens:,} tokens",
             fontsize=10,
             x=0.01,
             ha="left",
         )
         try:
-            figure.savefig(path, dpi=150)
+            whole.savefig(path, dpi=150)
         except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
             raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+
+
+def _draw_curve(axes: Axes, curve: Curve) -> None:
+    """Divergence over ratio, with the interval of each point and the floor."""
+    ratios, kl = [point.ratio for point in curve.points], [point.kl for point in curve.points]
+    reach = [
+        [point.kl - point.kl_lo for point in curve.points],
+        [point.kl_hi - point.kl for point in curve.points],
+    ]
+    axes.errorbar(ratios, kl, yerr=reach, color="#08519c", marker="o", markersize=4, capsize=2, linewidth=1.5)
+    axes.axhline(curve.floor, color="#888888", linewidth=0.8, linestyle="--")
+    axes.annotate("rounding alone", (ratios[-1], curve.floor), xytext=(0, 3), textcoords="offset points")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g}")
+    axes.xaxis.set_minor_formatter(lambda ratio, _: f"{ratio:g}" if f"{ratio:g}"[0] in "235" else "")
+    axes.set_xlabel("ratio of coded tokens")
+    axes.set_ylabel("KL, nats per token")
+    axes.set_title("kvtc2 on held-out text")
+    axes.grid(color="#dddddd", linewidth=0.6)
 
 
 def _draw_energy(axes: Axes, stream: StreamProfile, ratios: tuple[int, ...]) -> None:

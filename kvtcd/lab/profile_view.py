@@ -1,8 +1,9 @@
-"""`kvtcd profile show`: what a profile was made of, how much its components hold, and what its plans cost."""
+"""`kvtcd profile show`: what a profile was made of, what its components hold, what plans and steps cost."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.plan import WIDTHS, Plan
 from kvtcd.codec.profile import Profile, StreamProfile, load
 from kvtcd.core.errors import ConfigError
@@ -46,6 +48,7 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
 
 def figures(profile: Profile) -> dict[str, object]:
     """Return what `--json` writes."""
+    curve = Curve.from_json(profile.origin.curve)
     return {
         "digest": profile.digest.hex(),
         "origin": profile.origin.to_json(),
@@ -58,6 +61,12 @@ def figures(profile: Profile) -> dict[str, object]:
             }
             for name, stream in profile.streams.items()
         },
+        "weighted": {
+            name: {"rank": len(stream.basis), "bytes": stream.basis.nbytes}
+            for name, stream in profile.weighted.items()
+        },
+        "curve": [asdict(point) for point in curve.points] if curve else [],
+        "floor": curve.floor if curve else None,
     }
 
 
@@ -94,6 +103,24 @@ def show(console: Console, profile: Profile) -> None:
     console.print(_energy_table(profile))
     for name, stream in profile.streams.items():
         console.print(_plan_table(name, stream, profile.ratios))
+    if curve := Curve.from_json(profile.origin.curve):
+        console.print(curve_table(curve))
+
+
+def curve_table(curve: Curve) -> Table:
+    """Return what `kvtc2` costs and saves by step."""
+    table = Table(
+        title="kvtc2 on held-out text",
+        caption=f"KL in nats per token, bounds at 95 %; rounding alone: {curve.floor:.2g}",
+    )
+    for heading in ("ratio", "KL", "", "top-1", "step"):
+        table.add_column(heading, justify="right")
+    for point in curve.points:
+        bounds = f"{point.kl_lo:.2g} to {point.kl_hi:.2g}"
+        table.add_row(
+            f"{point.ratio:.1f}", f"{point.kl:.2g}", bounds, f"{point.top1:.1%}", f"{point.step:.2e}"
+        )
+    return table
 
 
 def _plan_figures(stream: StreamProfile, ratio: int) -> dict[str, object]:
@@ -127,6 +154,8 @@ def _origin_table(profile: Profile) -> Table:
     table.add_row("fitted to", f"{origin.tokens:,} tokens; the first {origin.sinks} of a sequence left out")
     for text in origin.texts:
         table.add_row("text", f"{text.name}, SHA-256 {text.sha256[:16]}…")
+    if profile.weighted:
+        table.add_row("weights of errors", origin.sensitivity)
     table.add_row("made by", f"kvtcd {origin.version}, seed {origin.seed}, {origin.parallel}")
     return table
 

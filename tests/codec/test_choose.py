@@ -7,7 +7,7 @@ import pytest
 from support.codec_world import DEFAULT, World, centred_error, kv, mla
 
 from kvtcd.codec.choose import bound, codec_for
-from kvtcd.codec.profile import store
+from kvtcd.codec.profile import build, store
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core.blob import CodecId, parse
@@ -55,6 +55,8 @@ def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
             "page format vllm-nhd",
         ),
         (dataclasses.replace(WORLD.identity, scales="fp8"), CodecChoice(ratio=4), "no profile"),
+        (WORLD.identity, CodecChoice("kvtc2", 50), "ratio 50 is outside of what was measured"),
+        (WORLD.identity, CodecChoice("kvtc2", None, max_kl=5), "5 nats per token is outside"),
     ],
 )
 def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identity, choice, reason):
@@ -66,6 +68,46 @@ def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identi
     out = np.empty_like(raw)
     decode(codec, packed.blob, out)
     assert (out == raw).all()
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "step"),
+    [
+        (CodecChoice("kvtc2", 12, window=0), "kvtc2 12", 1.0),
+        (CodecChoice("kvtc2", None, max_kl=0.1, window=0), "kvtc2 KL 0.1", 2.0),
+    ],
+)
+def test_the_dial_of_kvtc2_is_read_off_the_profile(folder, choice, name, step):
+    codec = codec_for(WORLD.identity, choice, folder)
+    assert (codec.name, codec.reason) == (name, None)
+    raw = WORLD.block(32, seed=1, first_token=64)
+    packed = encode(codec, raw.numpy(), tokens=32, first_token=64, after=0)
+    assert packed.codec is CodecId.KVTC2
+    assert parse(memoryview(packed.blob)).header.step == pytest.approx(step)
+    out = np.zeros(raw.numel(), np.uint8)
+    decode(codec, packed.blob, out)
+    plain = codec_for(WORLD.identity, CodecChoice(name="lossless"), folder)
+    same = np.empty_like(out)
+    decode(plain, packed.blob, same)
+    assert (out == same).all()
+
+
+def test_a_profile_without_a_curve_has_no_dial(tmp_path):
+    profile = WORLD.profile()[0]
+    bare = dataclasses.replace(profile.origin, curve=())
+    store(build(bare, profile.streams, profile.weighted)[1], tmp_path)
+    codec = codec_for(WORLD.identity, CodecChoice("kvtc2", 12), ProfileFolder(tmp_path))
+    assert codec.name == "lossless"
+    assert "no rate-quality curve" in codec.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "max_kl"),
+    [("kvtc2", None, None), ("kvtc2", 8, 0.1), ("kvtc", 8, 0.1), ("kvtc", None, 0.1)],
+)
+def test_a_choice_has_exactly_one_dial(name, ratio, max_kl):
+    with pytest.raises(ValueError, match="ratio"):
+        CodecChoice(name, ratio, max_kl=max_kl)
 
 
 def test_a_ratio_that_leaves_no_bits_is_stored_losslessly(tmp_path):
@@ -108,6 +150,7 @@ def test_no_blob_exceeds_the_bound_not_even_of_noise(tmp_path, world, tokens):
     for choice in (
         CodecChoice(ratio=1, window=1),
         CodecChoice(ratio=4, window=1),
+        CodecChoice("kvtc2", 8, window=1),
         CodecChoice(name="lossless"),
     ):
         codec = codec_for(world.identity, choice, profiles)

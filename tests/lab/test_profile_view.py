@@ -37,7 +37,7 @@ def by_hand() -> tuple[Profile, bytes]:
         )
         for name in ("k", "v")
     }
-    return build(World(kv()).origin, streams)
+    return build(World(kv()).origin, streams, {})
 
 
 def digest_of(file: Path) -> str:
@@ -114,6 +114,22 @@ def test_the_picture_has_a_bar_for_every_band_and_is_as_wide_as_its_streams(
     assert [fills.count(colour) for colour in ("#08519c", "#4292c6", "#9ecae1")] == [3, 3, 3]
     command(file, plot=tmp_path / "it.png", json=None)
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_measured_curve_is_shown_drawn_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "it.safetensors"
+    file.write_bytes(World(kv()).profile()[1])
+    command(file, plot=tmp_path / "it.svg", json=tmp_path / "it.json")
+    written = json.loads((tmp_path / "it.json").read_text())
+    assert [point["ratio"] for point in written["curve"]] == [8.0, 12.0, 20.0]
+    assert written["floor"] == 0.0001
+    assert written["weighted"]["k"]["bytes"] == 2 * 96 * written["weighted"]["k"]["rank"]
+    shown = capsys.readouterr().out
+    assert "kvtc2 on held-out text" in shown
+    assert "0.02 to 0.04" in shown
+    assert "ratio of coded tokens" in (tmp_path / "it.svg").read_text()
 
 
 def test_a_picture_that_cannot_be_drawn_says_why(
