@@ -138,7 +138,7 @@ async def session(folder: Path, record: Path) -> tuple[int, int, int]:
     def soon() -> float:
         return asyncio.get_running_loop().time() + 10
 
-    async with toy_service(folder, record=record) as toy:
+    async with toy_service(folder, host=256 * BLOCK_BYTES, record=record) as toy:
         blocks = toy.service.blocks
         ns = await toy.service.register("uid:1", "n", IDENTITY)
         for _ in range(60):
