@@ -36,12 +36,15 @@ from kvtcd.engine.ports import Codec
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
+from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.state import StateDirectory
 
 _log = logging.getLogger(__name__)
 DRAIN_SHARE, FLUSH_SHARE = 0.3, 0.5
+AUTO_GPU = 50
+"""The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
 """Shares of ``daemon.stop_seconds`` for ending requests, and then for writing what only the host has."""
 
 
@@ -85,7 +88,11 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
     metrics, registry = Metrics(), Registry()
     stages, lane = on_threads(), Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
-    tiers = shelves(policies[-1], sightings, host=memory.capacity, disk=config.disk.capacity, granule=GRANULE)
+    device = _device_memory(config)
+    tiers = shelves(
+        policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,
+        disk=config.disk.capacity, granule=GRANULE, tenants=config.tenants.share(),
+    )  # fmt: skip
     catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)), sightings)
     mover = Mover(
         memory=memory,
@@ -94,8 +101,9 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
+        device=device,
     )
-    driver = Driver(catalog, memory, mover, registry, metrics)
+    driver = Driver(catalog, memory, mover, registry, metrics, device=device)
     profiles = ProfileFolder(config.codec.profiles)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
@@ -116,6 +124,26 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
         driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
     )
     return service, list(state.tenants())
+
+
+def _device_memory(config: Config) -> DeviceMemory | None:
+    """Return the GPU tier, None where there is none."""
+    gpu = config.gpu
+    if gpu.capacity == 0 or (gpu.capacity == "auto" and not torch.cuda.is_available()):
+        return None
+    if gpu.device >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ConfigError("config.toml", "gpu.device", f"there is no device {gpu.device}; CUDA finds {found}")
+    device = torch.device("cuda", gpu.device)
+    capacity = gpu.capacity
+    if capacity == "auto":
+        capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
+    try:
+        return DeviceMemory(capacity, device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "config.toml", "gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}"
+        ) from None
 
 
 class _Reload:

@@ -8,7 +8,7 @@ import pytest
 
 from kvtcd import config
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.policy import Admit, Policy, governing
+from kvtcd.core.policy import Admit, CodecChoice, Policy, governing
 
 ROOT = Path(__file__).parent.parent
 
@@ -97,8 +97,13 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
 @pytest.mark.parametrize(
     ("text", "field", "why"),
     [
-        ("[codec]\nname = 'zip'", "codec.name", "'kvtc' or 'lossless'"),
-        ("[codec]\nratio = 12", "codec.ratio", "8, 16, 32 or 64"),
+        ("[codec]\nname = 'zip'", "codec.name", "'kvtc', 'kvtc2' or 'lossless'"),
+        ("[codec]\nratio = 12", "codec.ratio", "8, 16, 32, 64; kvtc2 takes any"),
+        ("[codec]\nmax_kl = 0.02", "codec.max_kl", "kvtc takes a ratio"),
+        ("[codec]\nname = 'kvtc2'", "codec.max_kl", "either a ratio or max_kl"),
+        ("[codec]\nname = 'kvtc2'\nratio = 30\nmax_kl = 0.02", "codec.max_kl", "say one of them"),
+        ("[codec]\nname = 'kvtc2'\nratio = 0.5", "codec.ratio", "greater than 1"),
+        ("[codec]\nname = 'kvtc2'\nmax_kl = 0", "codec.max_kl", "greater than 0"),
         ("[tiers]\nhost = {high = 0.5, low = 0.6}", "tiers.host", "low 0.6 is above high 0.5"),
         ("[tiers]\nremote = {}", "tiers.remote", "is not a known field"),
         ("[tenant]\nname = 'x'", "tenant", "is not a known field"),
@@ -155,3 +160,19 @@ def test_the_first_policy_that_fits_governs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1, "1 B"), (1 << 20, "1 MiB"), (3 << 30, "3 GiB")])
 def test_sizes_are_shown_as_they_are_read(nbytes: int, text: str) -> None:
     assert config.show_bytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("", CodecChoice("kvtc", 16)),
+        ("[codec]\nratio = 32", CodecChoice("kvtc", 32)),
+        ("[codec]\nname = 'kvtc2'\nratio = 37.5", CodecChoice("kvtc2", 37.5)),
+        ("[codec]\nname = 'kvtc2'\nmax_kl = 0.02\nwindow = 64", CodecChoice("kvtc2", None, 4, 64, 0.02)),
+        ("[codec]\nname = 'lossless'", CodecChoice("lossless", None)),
+    ],
+)
+def test_a_codec_has_one_dial(tmp_path, text, choice) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(text)
+    assert config.load_policy(path).codec == choice

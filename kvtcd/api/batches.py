@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -16,6 +17,7 @@ from kvtcd.core import wire
 from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
+from kvtcd.core.place import Tier
 from kvtcd.engine.blocks import READ_AHEAD
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.sessions import Batch, Slot
@@ -35,7 +37,9 @@ async def put(request: web.Request) -> web.Response:
     nbytes = declared(request, "batch", limits.batch_bytes)
     durable = wants_durable(request)
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
-        async with request.app[SERVICE].blocks.batch(target.namespace, target.salt, target.deadline) as batch:
+        async with request.app[SERVICE].blocks.batch(
+            target.namespace, target.salt, target.deadline, durable=durable
+        ) as batch:
             filling = _Filling(batch, limits.batch_blocks)
             parser = wire.FrameParser(limits.block_bytes)
             async for piece in receive(request):
@@ -45,7 +49,7 @@ async def put(request: web.Request) -> web.Response:
                     else:
                         filling.write(part)
             parser.finish()
-            results = filling.in_order(await batch.commit(durable=durable))
+            results = filling.in_order(await batch.commit())
     return json_response(results_to_json(results), headers=applied(durable=durable))
 
 
@@ -133,8 +137,11 @@ async def demote(request: web.Request) -> web.Response:
 
 
 async def prefetch(request: web.Request) -> web.Response:
-    """``POST …/prefetch``: up to the host tier ahead of need, as an operation."""
-    return await _operation(request, request.app[SERVICE].blocks.prefetch)
+    """``POST …/prefetch``: up to a tier of memory ahead of need, as an operation."""
+    name = request.query.get("to", Tier.HOST)
+    if name not in (Tier.HOST, Tier.GPU):
+        raise BadRequest("to", f"{name!r} is neither host nor gpu")
+    return await _operation(request, partial(request.app[SERVICE].blocks.prefetch, tier=Tier(name)))
 
 
 async def _operation(request: web.Request, begin: Begin) -> web.Response:

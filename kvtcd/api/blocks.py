@@ -23,12 +23,14 @@ async def put(request: web.Request) -> web.Response:
     nbytes = declared(request, "block", limits.block_bytes)
     durable = wants_durable(request)
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
-        async with request.app[SERVICE].blocks.batch(target.namespace, target.salt, target.deadline) as batch:
+        async with request.app[SERVICE].blocks.batch(
+            target.namespace, target.salt, target.deadline, durable=durable
+        ) as batch:
             slot = await batch.reserve(head, nbytes)
             if slot is not None:
                 async for piece in receive(request):
                     slot.write(memoryview(piece))
-            (result,) = await batch.commit(durable=durable)
+            (result,) = await batch.commit()
     return json_response(
         result.to_json(),
         status=201 if result.outcome == "stored" else 200,

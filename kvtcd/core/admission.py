@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from kvtcd.core.events import Put, Tier
+from collections.abc import Callable
+
+from kvtcd.core.events import Put
+from kvtcd.core.place import Place, Tier
 from kvtcd.core.residency import Residents
-from kvtcd.core.room import Room
 
 
-def admits(put: Put, seen: float, residents: Residents, room: Room) -> bool:
+def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], int]) -> bool:
     """Tell whether a block that is not here may enter.
 
     It must have been seen often enough; sights fade in halves, and half a sight is taken for one. And if the
@@ -17,14 +19,17 @@ def admits(put: Put, seen: float, residents: Residents, room: Room) -> bool:
         put: what is offered.
         seen: how often it was seen, this time included.
         residents: who is where.
-        room: knows what the block takes on disk.
+        bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
     """
-    if seen + 0.5 < put.on_sight:
+    if seen + 0.5 < residents.rules[put.namespace].policy.admit.on_sight:
         return False
-    if put.packable and Tier.DISK in residents.shelves:
-        shelf = residents.shelves[Tier.DISK]
-        excess = shelf.excess(room.disk_need(put.nbytes))
+    rules = residents.rules[put.namespace]
+    if rules.on_disk and Tier.DISK in residents.shelves:
+        shelf, place = residents.shelves[Tier.DISK], Place.DISK
+        need = shelf.footprint(bound(put.nbytes))
+        full = any(account.excess(need) for account in shelf.accounts(put.namespace))
     else:
-        shelf = residents.shelves[Tier.HOST]
-        excess = shelf.shortfall(shelf.footprint(put.nbytes))
-    return not excess or shelf.order.admits(put)
+        shelf, place = residents.shelves[Tier.HOST], Place.HOST
+        need = shelf.footprint(put.nbytes)
+        full = any(account.shortfall(need) for account in shelf.accounts(put.namespace))
+    return not full or shelf.admits(put, place)

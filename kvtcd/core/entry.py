@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import BASES, Form, Place
 from kvtcd.core.replacement import Block, Seat
 
 
@@ -19,7 +19,7 @@ class State(IntEnum):
 
 
 class Copy(Seat):
-    """One block in one tier; while READY it sits in the order of the tier."""
+    """One block in one place; while READY it sits in the order of the place."""
 
     __slots__ = ("state",)
 
@@ -32,9 +32,14 @@ class Copy(Seat):
 class Transfer:
     """The move in progress of a block; `leaving`: its source is counted as on the way out."""
 
-    source: Tier
-    target: Tier
+    source: Place
+    target: Place
     leaving: bool
+
+    @property
+    def down(self) -> bool:
+        """Whether it makes a packed copy of what only lies further up."""
+        return self.target.form is Form.PACKED and self.source is not Place.DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +50,32 @@ class Kind:
         namespace: number of their namespace.
         tokens: in each.
         raw_bytes: of each.
-        behind: copy them down as soon as they are there.
-        packable: there is a tier below that takes them.
     """
 
     namespace: int
     tokens: int
     raw_bytes: int
-    behind: bool = False
-    packable: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One block. There may be a million of them: what they share is one object, what is rare lies elsewhere.
+    """One block. There may be a million of these, so what is rare lies elsewhere (`core.residency`).
 
     Attributes:
-        key: its record key.
-        kind: what it has in common with others.
-        position: tokens before it in its sequence.
+        key: record key.
+        kind: what it has in common with many.
+        position: tokens before it in its sequence, as far as known.
         parent: the block it continues.
-        expires: catalog seconds after which it is not served; None: never.
-        failed: its last way down failed; eviction drops it, only a new request tries again.
-        evict: drop the host copy as soon as there is one below and nobody reads.
-        doomed: serve it no more, and drop all copies as soon as nobody uses them.
-        pins: readers of the host copy.
-        host: copy on the host.
-        disk: copy on disk.
+        expires: when it is to be forgotten, in whole seconds of the catalog's clock; None: never.
+        gpu: raw copy on a GPU.
+        host: raw copy on the host.
+        packed: packed copy on the host.
+        disk: packed copy on disk.
         child: the first of the blocks that continue it.
         elder: the sibling before it.
         younger: the sibling after it.
-        host_children: READY host copies of the blocks that continue it.
-        children: READY copies of the blocks that continue it, in any tier.
+        near_children: READY copies in memory of the blocks that continue it.
+        children: READY copies of the blocks that continue it, anywhere.
     """
 
     key: RecordKey
@@ -84,16 +83,14 @@ class Entry:
     position: int = 0
     parent: RecordKey | None = None
     expires: int | None = None
-    failed: bool = False
-    evict: bool = False
-    doomed: bool = False
-    pins: int = 0
+    gpu: Copy | None = None
     host: Copy | None = None
+    packed: Copy | None = None
     disk: Copy | None = None
     child: Entry | None = None
     elder: Entry | None = None
     younger: Entry | None = None
-    host_children: int = 0
+    near_children: int = 0
     children: int = 0
 
     @property
@@ -111,30 +108,35 @@ class Entry:
         """Number of its namespace."""
         return self.kind.namespace
 
-    def at(self, tier: Tier) -> Copy | None:
-        """Return the copy in a tier."""
-        return self.host if tier is Tier.HOST else self.disk
+    def at(self, place: Place) -> Copy | None:
+        """Return the copy in a place."""
+        copy: Copy | None = getattr(self, _SLOTS[place])
+        return copy
 
-    def put(self, tier: Tier, copy: Copy | None) -> None:
-        """Set or remove the copy in a tier."""
-        if tier is Tier.HOST:
-            self.host = copy
-        else:
-            self.disk = copy
+    def put(self, place: Place, copy: Copy | None) -> None:
+        """Set or remove the copy in a place."""
+        setattr(self, _SLOTS[place], copy)
 
     @property
-    def copies(self) -> dict[Tier, Copy]:
-        """All copies, by tier."""
-        return {tier: copy for tier in Tier if (copy := self.at(tier)) is not None}
+    def copies(self) -> dict[Place, Copy]:
+        """All copies, by place."""
+        return {place: copy for place in Place if (copy := self.at(place)) is not None}
 
-    def ready(self, tier: Tier) -> bool:
-        """Tell whether this tier has a copy that can be read."""
-        copy = self.at(tier)
+    def ready(self, place: Place) -> bool:
+        """Tell whether this place has a copy that can be read."""
+        copy = self.at(place)
         return copy is not None and copy.state is State.READY
 
-    def continued(self, tier: Tier) -> int:
-        """Return how many copies in this tier or a faster one are of use only with the copy in this tier.
+    def kept(self, *, without: tuple[Place, ...] = ()) -> bool:
+        """Tell whether a copy that can be read keeps the block, but for those in some places."""
+        return any(self.ready(place) for place in BASES if place not in without)
 
-        A child on disk alone does not keep its parent on the host: there the parent may join it.
+    def continued(self, place: Place) -> int:
+        """Return how many copies here or in a faster place are of use only with the copy here.
+
+        A child on disk alone does not keep its parent in memory: there the parent may join it.
         """
-        return self.host_children if tier is Tier.HOST else self.children
+        return self.children if place is Place.DISK else self.near_children
+
+
+_SLOTS = ("gpu", "host", "packed", "disk")

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtcd.core.keys import RecordKey
-
-
-class Tier(StrEnum):
-    """Where a copy lies, fastest first."""
-
-    HOST = "host"
-    DISK = "disk"
+from kvtcd.core.place import Place, Tier
+from kvtcd.core.policy import Policy
 
 
 class Reason(StrEnum):
@@ -39,15 +34,52 @@ class Reason(StrEnum):
     """Its time to live is over."""
     NOT_ADMITTED = "not-admitted"
     """The policy does not want it: seen too seldom, or worth less than all that would have to go for it."""
+    PRESSURE = "pressure"
+    """Newcomers needed its room, and the packer was behind."""
+    PINNED = "pinned"
+    """Leases hold as much as they may already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Govern:
+    """A namespace has blocks from now on, or something else holds for them.
+
+    `on_disk`: its tenant has a place on disk.
+    """
+
+    namespace: int
+    tenant: str
+    policy: Policy
+    on_disk: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The marks of the whole tiers are those of another policy, the one that matches all."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Nothing enters a namespace any more: who waits for room in it is denied."""
+
+    namespace: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ungovern:
+    """A namespace without blocks is gone."""
+
+    namespace: int
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
     """Someone wants to store a block of `nbytes` raw bytes; Grant means: write it now, then say `Filled`.
 
-    `behind`: copy it down as soon as it is there. `packable`: there is a tier below for it.
     `supersedes`: a partial sibling that this block makes superfluous. `position`: tokens before it in its
-    sequence. `on_sight`: store it when it is seen for the n-th time. `ttl`: seconds until it is forgotten.
+    sequence. `patient`: rather wait for room than have other blocks lost for it.
     """
 
     ticket: int
@@ -57,11 +89,8 @@ class Put:
     nbytes: int
     parent: RecordKey | None = None
     supersedes: RecordKey | None = None
-    behind: bool = False
-    packable: bool = True
     position: int = 0
-    on_sight: int = 1
-    ttl: int | None = None
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +123,30 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Grant once a block is raw in a tier of memory; nothing keeps it there."""
+
+    ticket: int
+    key: RecordKey
+    tier: Tier = Tier.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Keep these blocks, wherever they are, until `Unlease`; answered at once."""
+
+    ticket: int
+    keys: tuple[RecordKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unlease:
+    """A granted lease has ended."""
+
+    keys: tuple[RecordKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Touch:
     """These blocks are of one prefix, given head first: the head ends up youngest. This counts no use."""
 
@@ -102,7 +155,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Grant once every key has a durable copy; with `evict`, once it also has none on the host."""
+    """Grant once every key has a durable copy; with `evict`, once it also has none in memory."""
 
     ticket: int
     keys: tuple[RecordKey, ...]
@@ -145,7 +198,7 @@ class Dropped:
     """The copy whose `Drop` was asked for is gone."""
 
     key: RecordKey
-    tier: Tier
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +221,18 @@ class Tick:
 
 
 Event = (
-    Put
+    Govern
+    | Mark
+    | Close
+    | Ungovern
+    | Put
     | Filled
     | Abandoned
     | Get
     | Release
+    | Prefetch
+    | Lease
+    | Unlease
     | Touch
     | Settle
     | Delete
@@ -202,16 +262,17 @@ class Deny:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Copy a block from one tier to the other, then say `Moved` or `MoveFailed`.
+    """Copy a block from one place to another, then say `Moved` or `MoveFailed`.
 
     `after` is how many tokens are known to follow the block in its sequence (the longest continuation),
-    which decides how much of it lies in the recent window.
+    which decides how much of it lies in the recent window. `lossless`: pack it in a hurry.
     """
 
     key: RecordKey
-    source: Tier
-    target: Tier
+    source: Place
+    target: Place
     after: int
+    lossless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +280,7 @@ class Drop:
     """Forget the bytes of a copy, then say `Dropped`."""
 
     key: RecordKey
-    tier: Tier
+    place: Place
 
 
 @dataclass(frozen=True, slots=True)

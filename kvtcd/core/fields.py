@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from kvtcd.core.errors import BadField, BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, parse_key
+from kvtcd.core.place import Tier
 
 
 def json_object(data: bytes | bytearray) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from itertools import takewhile
 from typing import Literal, cast, get_args
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.fields import Fields, string
 from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
 from kvtcd.core.keys import EngineKey, parse_key
+from kvtcd.core.place import Tier
 
 API_VERSION = 1
 TOKENS_HEADER, TIER_HEADER = "Kvtcd-Tokens", "Kvtcd-Tier"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvtcd.core.errors import BadField, BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.fields import Fields, json_object, string
 from kvtcd.core.identity import MAX_BLOCK_TOKENS
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.place import Tier
 
 MEDIA_TYPE = "text/event-stream"
 LAST_ID_HEADER = "Last-Event-ID"

@@ -61,8 +61,14 @@ class CodecChoice:
 
 @dataclass(frozen=True, slots=True)
 class HostTier:
-    """Marks of the host tier, as shares of its capacity."""
+    """The host tier of a namespace.
 
+    `form`: blocks stay ``raw``, or are packed in place when the tier is above its high mark. `raw`: the share
+    that stays raw all the same; packed copies go first below it. `high` and `low`: marks, as shares.
+    """
+
+    form: Literal["raw", "raw-then-packed"] = "raw-then-packed"
+    raw: float = 0.5
     high: float = 0.95
     low: float = 0.85
 
@@ -107,6 +113,29 @@ class Evict:
 
 FADING = 3
 
+Amount = float | int
+"""A share of a capacity (a float), or bytes (an int)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one namespace, or one tenant, may have of each tier."""
+
+    host: Amount = 1.0
+    disk: Amount = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Where a block goes when it is asked for, and from which time on it stays there.
+
+    `to`: the host, or a GPU too. `on_hit`: 2 lets a block that is asked for the first time leave again once
+    it has been read.
+    """
+
+    to: Literal["host", "gpu"] = "host"
+    on_hit: int = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -119,6 +148,10 @@ class Policy:
     disk: DiskTier = DiskTier()
     admit: Admit = Admit()
     evict: Evict = Evict()
+    share: Share = Share()
+    promote: Promote = Promote()
+    packer_behind: Literal["drop", "lossless"] = "drop"
+    """What becomes of the coldest when newcomers need room faster than blocks are packed."""
     flush: Literal["none", "host"] = "host"
     """What a stopping daemon writes to disk first."""
 

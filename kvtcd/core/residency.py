@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from kvtcd.core.entry import Copy, Entry, Kind, State, Transfer
-from kvtcd.core.events import Action, Drop, Lost, Move, Reason, Tier
+from kvtcd.core.events import Action, Drop, Govern, Lost, Move, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import Lineage
-from kvtcd.core.shelf import Shelf
+from kvtcd.core.place import MEMORY, Place, Tier
+from kvtcd.core.policy import Policy
+from kvtcd.core.shelf import Part, Shelf, marks
 
 _NUMBERS = 1 << 16
 """Numbers to keep one object of each of."""
@@ -21,33 +24,68 @@ class Residents:
         shelves: sums of each tier that exists; the host tier must.
 
     Attributes:
+        rules: what holds for each namespace.
         transfers: the moves that run.
         superseding: the partial sibling that each of these blocks makes superfluous.
+        pins: readers of the raw host copy of these blocks.
+        leases: of these blocks.
+        doomed: serve these no more, and drop all their copies as soon as nobody uses them.
+        failed: their last way down failed; eviction drops them, only a new request tries again.
+        outgoing: places that these blocks leave as soon as they have a copy elsewhere and nobody reads.
         now: the catalog's clock, in whole seconds.
     """
 
     def __init__(self, shelves: dict[Tier, Shelf]) -> None:
         self.shelves = shelves
+        self.rules: dict[int, Govern] = {}
         self.entries: dict[RecordKey, Entry] = {}
         self.lineage = Lineage(self.entries)
         self.transfers: dict[RecordKey, Transfer] = {}
         self.superseding: dict[RecordKey, RecordKey] = {}
+        self.pins: Counter[RecordKey] = Counter()
+        self.leases: Counter[RecordKey] = Counter()
+        self.doomed: set[RecordKey] = set()
+        self.failed: set[RecordKey] = set()
+        self.outgoing: dict[RecordKey, tuple[Place, ...]] = {}
         self.actions: list[Action] = []
         self.now = 0
         self._parts: list[RecordKey] = []
         self._kinds: dict[Kind, Kind] = {}
         self._numbers: dict[int, int] = {}
 
-    def tiers(self, key: RecordKey) -> tuple[Tier, ...]:
-        """Return the tiers that can serve a block, fastest first; a block on its way in is not served."""
+    def govern(self, rules: Govern) -> None:
+        """Let something hold for a namespace from now on."""
+        policy = rules.policy
+        self.rules[rules.namespace] = rules
+        for tier, shelf in self.shelves.items():
+            share = {Tier.HOST: policy.share.host, Tier.DISK: policy.share.disk}.get(tier, 1.0)
+            shelf.govern(rules.namespace, rules.tenant, share, marks(policy, tier), policy.evict)
+
+    def mark(self, policy: Policy) -> None:
+        """Set the marks of the whole tiers."""
+        for tier, shelf in self.shelves.items():
+            shelf.remark(marks(policy, tier))
+
+    def ungovern(self, namespace: int) -> None:
+        """Forget a namespace that has no blocks."""
+        self.rules.pop(namespace, None)
+        for shelf in self.shelves.values():
+            shelf.ungovern(namespace)
+
+    def places(self, key: RecordKey) -> tuple[Place, ...]:
+        """Return the places that can serve a block, fastest first; a block on its way in is not served."""
         entry = self.entries.get(key)
-        if entry is None or entry.doomed or self.expired(entry):
+        if entry is None or key in self.doomed or self.expired(entry):
             return ()
-        return tuple(tier for tier in Tier if entry.ready(tier))
+        return tuple(place for place in Place if entry.ready(place))
 
     def expired(self, entry: Entry) -> bool:
-        """Tell whether the time of a block is over."""
-        return entry.expires is not None and entry.expires <= self.now
+        """Tell whether the time of a block is over; a lease gives it more."""
+        return entry.expires is not None and entry.expires <= self.now and entry.key not in self.leases
+
+    def on_disk(self, entry: Entry) -> bool:
+        """Tell whether a block may go to disk."""
+        return Tier.DISK in self.shelves and self.rules[entry.namespace].on_disk
 
     def part(self, size: int) -> list[RecordKey]:
         """Return the next keys of a round through all blocks; some may have gone since it began."""
@@ -56,7 +94,7 @@ class Residents:
         del self._parts[-size:]
         return part
 
-    def admit(self, entry: Entry, tier: Tier, state: State, nbytes: int) -> None:
+    def admit(self, entry: Entry, place: Place, state: State, nbytes: int) -> None:
         """Take in a block with its first copy."""
         entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
         entry.position = self._shared(entry.position)
@@ -65,26 +103,28 @@ class Residents:
             entry.parent = None
         self.lineage.add(entry)
         for child in self.lineage.children(entry.key):
-            entry.children += len([t for t in Tier if child.ready(t)])
-            entry.host_children += child.ready(Tier.HOST)
-        entry.put(tier, Copy(entry, State.FILLING, self._shared(nbytes)))
-        self.shelves[tier].used += nbytes
+            entry.children += sum(child.ready(p) for p in Place)
+            entry.near_children += sum(child.ready(p) for p in MEMORY)
+        self._fill(entry, place, nbytes)
         if state is State.READY:
-            self.ready(entry, tier)
+            self.ready(entry, place)
 
-    def ready(self, entry: Entry, tier: Tier, nbytes: int | None = None) -> None:
+    def _fill(self, entry: Entry, place: Place, nbytes: int) -> None:
+        entry.put(place, Copy(entry, State.FILLING, self._shared(nbytes)))
+        self.shelves[place.tier].book(entry.namespace, nbytes)
+
+    def ready(self, entry: Entry, place: Place, nbytes: int | None = None) -> None:
         """Make a FILLING copy READY, accounted with `nbytes` if its true size is known only now."""
-        copy, shelf = self._copy(entry, tier), self.shelves[tier]
+        copy, shelf = self._copy(entry, place), self.shelves[place.tier]
         if nbytes is not None:
             size = shelf.footprint(nbytes)
-            shelf.used += size - copy.nbytes
+            shelf.book(entry.namespace, size - copy.nbytes)
             copy.nbytes = self._shared(size)
         copy.state = State.READY
-        shelf.order.insert(copy)
-        shelf.blocks += 1
+        self._seats(entry, place).insert(copy)
         if (parent := self._parent(entry)) is not None:
             parent.children += 1
-            parent.host_children += tier is Tier.HOST
+            parent.near_children += place in MEMORY
 
     def _shared(self, number: int) -> int:
         """Return the one object for a number: there are few sizes and positions, but many blocks."""
@@ -92,99 +132,120 @@ class Residents:
             self._numbers.clear()
         return self._numbers.setdefault(number, number)
 
-    def _copy(self, entry: Entry, tier: Tier) -> Copy:
-        copy = entry.at(tier)
+    def _copy(self, entry: Entry, place: Place) -> Copy:
+        copy = entry.at(place)
         assert copy is not None, "there is such a copy"
         return copy
+
+    def _seats(self, entry: Entry, place: Place) -> Part:
+        return self.shelves[place.tier].parts[place][entry.namespace]
 
     def _parent(self, entry: Entry) -> Entry | None:
         return None if entry.parent is None else self.entries.get(entry.parent)
 
     def use(self, key: RecordKey) -> None:
-        """Count a use of a block, in every tier."""
-        for shelf, copy in self._listed(key):
-            shelf.order.use(copy)
+        """Count a use of a block, in every place."""
+        for part, copy in self._listed(key):
+            part.use(copy)
 
     def renew(self, key: RecordKey) -> None:
-        """Make a block the youngest of its like in every tier; an unknown one is ignored."""
-        for shelf, copy in self._listed(key):
-            shelf.order.renew(copy)
+        """Make a block the youngest of its like in every place; an unknown one is ignored."""
+        for part, copy in self._listed(key):
+            part.renew(copy)
 
-    def _listed(self, key: RecordKey) -> Iterator[tuple[Shelf, Copy]]:
+    def _listed(self, key: RecordKey) -> Iterator[tuple[Part, Copy]]:
         entry = self.entries.get(key)
-        for tier, shelf in self.shelves.items() if entry else ():
-            if entry and (copy := entry.at(tier)) and copy.state is State.READY:
-                shelf.held.pop(key, None)
-                yield shelf, copy
+        for place in Place if entry else ():
+            if entry and (copy := entry.at(place)) and copy.state is State.READY:
+                yield self._seats(entry, place), copy
 
-    def begin(self, entry: Entry, transfer: Transfer, need: int) -> None:
+    def begin(self, entry: Entry, transfer: Transfer, need: int, *, lossless: bool = False) -> None:
         """Reserve `need` bytes in the target and start the move."""
-        entry.put(transfer.target, Copy(entry, State.FILLING, need))
+        self._fill(entry, transfer.target, need)
         self.transfers[entry.key] = transfer
-        self.shelves[transfer.target].used += need
         if transfer.leaving:
-            self.shelves[transfer.source].leaving += self._copy(entry, transfer.source).nbytes
+            self._leaves(entry, transfer.source, 1)
         after = self.lineage.after(entry.key)
-        self.actions.append(Move(entry.key, transfer.source, transfer.target, after))
+        self.actions.append(Move(entry.key, transfer.source, transfer.target, after, lossless))
 
     def end(self, entry: Entry) -> Transfer:
         """Note that the move of a block has ended, either way."""
         transfer = self.transfers.pop(entry.key)
         if transfer.leaving:
-            self.shelves[transfer.source].leaving -= self._copy(entry, transfer.source).nbytes
+            self._leaves(entry, transfer.source, -1)
         return transfer
 
-    def drop(self, entry: Entry, tier: Tier) -> None:
-        """Let a copy go that nobody uses."""
-        copy, shelf = self._copy(entry, tier), self.shelves[tier]
-        if copy.state is State.READY:
-            shelf.order.discard(copy)
-            shelf.held.pop(entry.key, None)
-            shelf.blocks -= 1
-            self._one_child_less(entry, tier)
-        copy.state = State.DROPPING
-        shelf.leaving += copy.nbytes
-        self.actions.append(Drop(entry.key, tier))
+    def _leaves(self, entry: Entry, place: Place, sign: int) -> None:
+        self.shelves[place.tier].leave(entry.namespace, sign * self._copy(entry, place).nbytes)
 
-    def _one_child_less(self, entry: Entry, tier: Tier) -> None:
+    def drop(self, entry: Entry, place: Place) -> None:
+        """Let a copy go that nobody uses."""
+        copy = self._copy(entry, place)
+        if copy.state is State.READY:
+            self._seats(entry, place).discard(copy)
+            self._one_child_less(entry, place)
+        copy.state = State.DROPPING
+        self.shelves[place.tier].drop(entry.namespace, copy.nbytes)
+        self.actions.append(Drop(entry.key, place))
+
+    def _one_child_less(self, entry: Entry, place: Place) -> None:
         parent = self._parent(entry)
         if parent is None:
             return
         parent.children -= 1
-        parent.host_children -= tier is Tier.HOST
-        for above, shelf in self.shelves.items():
-            if parent.key in shelf.held and not parent.continued(above):
-                del shelf.held[parent.key]
-                shelf.order.release(self._copy(parent, above))
+        parent.near_children -= place in MEMORY
+        for above in Place:
+            if parent.ready(above) and not parent.continued(above):
+                part = self._seats(parent, above)
+                if parent.key in part.held:
+                    part.release(parent.key)
 
-    def lose(self, entry: Entry, tier: Tier, reason: Reason) -> None:
-        """Let a copy go, and say so if it was the last one that could be read."""
-        self.drop(entry, tier)
-        if not any(entry.ready(t) for t in Tier):
+    def lose(self, entry: Entry, place: Place, reason: Reason) -> None:
+        """Let a copy go, and say so if it was the last one that kept the block."""
+        self.drop(entry, place)
+        if not entry.kept():
             self.actions.append(Lost(entry.key, entry.namespace, reason))
+            if entry.ready(Place.GPU) and entry.key not in self.transfers:
+                self.drop(entry, Place.GPU)
+
+    def unpin(self, key: RecordKey) -> None:
+        """Note that a reader of the raw host copy is done."""
+        self.pins[key] -= 1
+        if not self.pins[key]:
+            del self.pins[key]
+            self.let_go(self.entries[key])
 
     def let_go(self, entry: Entry) -> None:
         """Drop what is not to be kept, if nobody uses it now."""
-        if entry.pins or entry.key in self.transfers:
+        key = entry.key
+        if key in self.pins or key in self.transfers:
             return
-        if entry.doomed:
-            for tier in Tier:
-                if entry.ready(tier):
-                    self.drop(entry, tier)
-        elif entry.evict and entry.ready(Tier.DISK) and entry.ready(Tier.HOST):
-            self.drop(entry, Tier.HOST)
+        if key in self.doomed:
+            for place in Place if key not in self.leases else ():
+                if entry.ready(place):
+                    self.drop(entry, place)
+        elif (leaves := self.outgoing.get(key)) and entry.kept(without=leaves):
+            for place in leaves:
+                if entry.ready(place):
+                    self.drop(entry, place)
+        elif not entry.kept() and entry.ready(Place.GPU):
+            self.drop(entry, Place.GPU)
 
-    def dropped(self, entry: Entry, tier: Tier) -> None:
+    def dropped(self, entry: Entry, place: Place) -> None:
         """Note that a copy is gone; a block without copies is forgotten."""
-        copy, shelf = self._copy(entry, tier), self.shelves[tier]
-        entry.put(tier, None)
-        if tier is Tier.HOST:
-            entry.evict = False
-        if tier is Tier.HOST:
-            entry.evict = False
-        shelf.used -= copy.nbytes
-        shelf.leaving -= copy.nbytes
+        copy, shelf, key = self._copy(entry, place), self.shelves[place.tier], entry.key
+        entry.put(place, None)
+        shelf.book(entry.namespace, -copy.nbytes)
+        shelf.drop(entry.namespace, -copy.nbytes)
+        if not any(entry.at(left) for left in self.outgoing.get(key, ())):
+            self.outgoing.pop(key, None)
         if not entry.copies:
-            del self.entries[entry.key]
-            self.superseding.pop(entry.key, None)
+            del self.entries[key]
+            self.superseding.pop(key, None)
+            self.doomed.discard(key)
+            self.failed.discard(key)
             self.lineage.remove(entry)
+
+    def irreplaceable(self, entry: Entry, place: Place) -> bool:
+        """Tell whether a lease holds a block that would be lost without its copy in `place`."""
+        return entry.key in self.leases and not entry.kept(without=(place,))

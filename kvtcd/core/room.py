@@ -1,7 +1,7 @@
-"""Who gets room, and who makes room: the pass that follows every event.
+"""Who gets room: the queues, and the pass that follows every event.
 
-Three queues wait for room and hold nothing while they wait: puts and promotions for the host tier,
-demotions for the disk tier. Room is made one tier down at a time, coldest first.
+The queues hold nothing while they wait. In each account the first that finds no room keeps those behind it
+waiting, so that nobody starves; who is booked elsewhere goes on.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
+from kvtcd.core.account import Account
 from kvtcd.core.entry import Entry, Kind, State, Transfer
-from kvtcd.core.events import Deny, Grant, Put, Reason, Tier
+from kvtcd.core.events import Deny, Grant, Put, Reason
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Place, Tier
 from kvtcd.core.residency import Residents
-from kvtcd.core.victims import victims
+from kvtcd.core.shelf import Shelf
+
+REFILLS = 256
+"""Blocks that may wait to come up from disk as they are; it is a favour, and older ones are forgotten."""
 
 
 class Room:
@@ -23,27 +28,35 @@ class Room:
     Args:
         residents: who is where.
         bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
-        demotions: how many demotions may run at once.
+        descents: how many moves down may run at once.
 
     Attributes:
         puts: by ticket.
         promotions: the tickets of those who wait for each block to come up.
-        demotions: blocks to copy down.
+        demotions: blocks to copy to disk.
+        lifts: blocks to copy to the GPU.
+        refills: blocks whose packed copy may come up from disk if there is room.
+        passing: blocks that come up for a reader, but do not stay.
+        descending: moves down that run.
     """
 
-    def __init__(self, residents: Residents, bound: Callable[[int], int], *, demotions: int) -> None:
+    def __init__(self, residents: Residents, bound: Callable[[int], int], *, descents: int) -> None:
         self.puts: OrderedDict[int, Put] = OrderedDict()
         self.promotions: OrderedDict[RecordKey, list[int]] = OrderedDict()
         self.demotions: OrderedDict[RecordKey, None] = OrderedDict()
-        self.demoting = 0
+        self.lifts: OrderedDict[RecordKey, None] = OrderedDict()
+        self.refills: OrderedDict[RecordKey, None] = OrderedDict()
+        self.passing: set[RecordKey] = set()
+        self.descending = 0
+        self.descents = descents
         self._residents = residents
         self._bound = bound
-        self._max_demotions = demotions
 
     def forget(self, key: RecordKey) -> None:
         """Let a block wait for room no more."""
-        self.promotions.pop(key, None)
-        self.demotions.pop(key, None)
+        for queue in (self.promotions, self.demotions, self.lifts, self.refills):
+            queue.pop(key, None)
+        self.passing.discard(key)
 
     def known(self, put: Put) -> bool:
         """Answer a put of a block that is here or on its way in; tell whether that was so.
@@ -52,9 +65,9 @@ class Room:
         """
         residents = self._residents
         entry = residents.entries.get(put.key)
-        if entry is None or entry.doomed:
+        if entry is None or put.key in residents.doomed:
             return False
-        if residents.tiers(put.key):
+        if residents.places(put.key):
             residents.use(put.key)
             residents.actions.append(Deny(put.ticket, Reason.DUPLICATE))
             return True
@@ -63,114 +76,146 @@ class Room:
             return True
         return False
 
-    def too_large_below(self, key: RecordKey) -> bool:
-        """Tell whether the bound of a block's packed size is over the whole disk tier."""
-        disk = self._residents.shelves.get(Tier.DISK)
-        return disk is None or self.disk_need(self._residents.entries[key].raw_bytes) > disk.capacity
+    def packed_need(self, entry: Entry, place: Place) -> int:
+        """Return the bytes to reserve for a packed copy, whose size is known only in the end."""
+        return self._residents.shelves[place.tier].footprint(self._bound(entry.raw_bytes))
+
+    def fits_ever(self, entry: Entry, place: Place) -> bool:
+        """Tell whether the bound of a block's packed size is within what its namespace may have."""
+        shelf = self._residents.shelves[place.tier]
+        return self.packed_need(entry, place) <= shelf.room(entry.namespace)
 
     def unsettleable(self, key: RecordKey) -> Reason | None:
         """Return why a block can never be on disk, None if it can."""
-        if not self._residents.tiers(key):
+        if not self._residents.places(key):
             return Reason.NOT_FOUND
         entry = self._residents.entries[key]
-        if entry.ready(Tier.DISK):
+        if entry.ready(Place.DISK):
             return None
-        if not entry.kind.packable or Tier.DISK not in self._residents.shelves:
+        if not self._residents.on_disk(entry):
             return Reason.NO_TIER
-        return Reason.TOO_LARGE if self.too_large_below(key) else None
+        return None if self.fits_ever(entry, Place.DISK) else Reason.TOO_LARGE
 
-    def share_out(self) -> None:
-        """Start whatever finds room, and make room for what does not. Fastest tier first."""
-        wanted = self._start_promotions() + self._grant_puts()
-        below = self._relieve_host(wanted)
-        below = self._start_demotions() or below
-        if Tier.DISK in self._residents.shelves:
-            disk = self._residents.shelves[Tier.DISK]
-            for entry in victims(self._residents, Tier.DISK, disk.excess(below)):
-                self._residents.lose(entry, Tier.DISK, Reason.NO_TIER)
+    # The pass -----------------------------------------------------------------------------------------------
 
-    def _start_promotions(self) -> int:
-        """Start what finds room; return the bytes the first one without room needs."""
+    def start_lifts(self) -> int:
+        """Copy to the GPU what finds room there; return the bytes the first one without room needs."""
+        gpu = self._residents.shelves[Tier.GPU]
+        for key in list(self.lifts):
+            entry = self._residents.entries[key]
+            need = gpu.footprint(entry.raw_bytes)
+            if entry.gpu or need > gpu.capacity:
+                del self.lifts[key]
+            elif entry.ready(Place.HOST) and key not in self._residents.transfers:
+                if gpu.tight(entry.namespace, need):
+                    return need
+                del self.lifts[key]
+                self._residents.begin(entry, Transfer(Place.HOST, Place.GPU, leaving=False), need)
+        return 0
+
+    def start_promotions(self, wanted: dict[Account, int]) -> None:
+        """Start what finds room on the host; note what the first one without room needs."""
         host = self._residents.shelves[Tier.HOST]
         for key in list(self.promotions):
             entry = self._residents.entries[key]
-            need = host.footprint(entry.raw_bytes)
-            if key in self._residents.transfers or entry.host or not entry.ready(Tier.DISK):
+            source = next((p for p in (Place.GPU, Place.PACKED, Place.DISK) if entry.ready(p)), None)
+            if key in self._residents.transfers or entry.host or source is None:
                 continue  # the move runs already, or a copy is just being dropped
-            if not host.fits(need):
-                return need
-            self._residents.begin(entry, Transfer(Tier.DISK, Tier.HOST, leaving=False), need)
-        return 0
+            need = host.footprint(entry.raw_bytes)
+            if not _waits(host, entry.namespace, need, wanted):
+                self._residents.begin(entry, Transfer(source, Place.HOST, leaving=False), need)
+            elif host.whole in wanted:
+                return
 
-    def _grant_puts(self) -> int:
-        """Grant what finds room, in order; return the bytes the first one without room needs."""
-        residents = self._residents
+    def grant_puts(self, wanted: dict[Account, int]) -> dict[Account, int]:
+        """Grant what finds room, in order; note what the first one without room needs.
+
+        Returns:
+            what those need who will not wait for others to be moved.
+        """
+        residents, urgent = self._residents, dict[Account, int]()
         host = residents.shelves[Tier.HOST]
         for ticket, put in list(self.puts.items()):
-            need = host.footprint(put.nbytes)
             if not self.known(put):
+                need = host.footprint(put.nbytes)
                 if put.key in residents.entries:
                     continue
-                if not host.fits(need):
-                    return need
-                residents.admit(self._entry(put), Tier.HOST, State.FILLING, need)
+                if _waits(host, put.namespace, need, wanted):
+                    if not put.patient and (account := host.tight(put.namespace, need)):
+                        urgent.setdefault(account, need)
+                    if host.whole in wanted:
+                        break
+                    continue
+                residents.admit(self._entry(put), Place.HOST, State.FILLING, need)
                 residents.actions.append(Grant(ticket))
             del self.puts[ticket]
-        return 0
+        return urgent
 
     def _entry(self, put: Put) -> Entry:
         residents = self._residents
         if put.supersedes is not None:
             residents.superseding[put.key] = put.supersedes
-        kind = Kind(put.namespace, put.tokens, put.nbytes, put.behind, put.packable)
-        expires = None if put.ttl is None else residents.now + put.ttl
-        return Entry(put.key, kind, put.position, put.parent, expires)
+        ttl = residents.rules[put.namespace].policy.disk.ttl
+        expires = None if ttl is None else residents.now + ttl
+        return Entry(put.key, Kind(put.namespace, put.tokens, put.nbytes), put.position, put.parent, expires)
 
-    def _relieve_host(self, wanted: int) -> int:
-        """Move the coldest down, or drop what is safe below; return the disk bytes one of them lacks."""
-        residents = self._residents
-        host = residents.shelves[Tier.HOST]
-        # Moving down ahead of need costs little; losing ahead of need would cost hits.
-        excess = host.excess(wanted) if Tier.DISK in residents.shelves else host.shortfall(wanted)
-        for entry in victims(residents, Tier.HOST, excess):
-            if entry.ready(Tier.DISK):
-                residents.drop(entry, Tier.HOST)
-            elif entry.failed or not entry.kind.packable or self.too_large_below(entry.key):
-                residents.lose(entry, Tier.HOST, Reason.NO_TIER)
-            elif self.demoting >= self._max_demotions:
-                break
-            elif lack := self._begin_demotion(entry, leaving=True):
-                return lack
-        return 0
-
-    def _start_demotions(self) -> int:
-        """Start queued demotions; return the disk bytes the first one without room needs."""
+    def start_demotions(self, wanted: dict[Account, int]) -> None:
+        """Copy to disk what finds room there; note what the first one without room needs."""
         # A look at the head is enough: what is passed over there moves already, and its end brings us back.
-        for key in tuple(islice(self.demotions, 2 * self._max_demotions)):
-            if self.demoting >= self._max_demotions:
-                break
+        for key in tuple(islice(self.demotions, 2 * self.descents)):
+            if self.descending >= self.descents:
+                return
             entry = self._residents.entries[key]
-            if entry.ready(Tier.DISK) or not entry.ready(Tier.HOST):
+            source = Place.PACKED if entry.ready(Place.PACKED) else Place.HOST
+            if entry.ready(Place.DISK) or not entry.ready(source):
                 del self.demotions[key]
-            elif key not in self._residents.transfers and (
-                lack := self._begin_demotion(entry, leaving=False)
-            ):
-                return lack
-        return 0
+            elif key not in self._residents.transfers:
+                self.descend(entry, source, Place.DISK, wanted, leaving=False)
 
-    def _begin_demotion(self, entry: Entry, *, leaving: bool) -> int:
-        """Start a demotion; return the bytes it lacks, 0 if none."""
-        residents, need = self._residents, self.disk_need(entry.raw_bytes)
-        if entry.disk:
-            return 0  # an older copy is just being dropped; its end brings us here again
-        if not residents.shelves[Tier.DISK].fits(need):
-            return need
-        self.demotions.pop(entry.key, None)
-        entry.evict |= leaving
-        self.demoting += 1
-        residents.begin(entry, Transfer(Tier.HOST, Tier.DISK, leaving), need)
-        return 0
+    def descend(
+        self, entry: Entry, source: Place, target: Place, wanted: dict[Account, int], *,
+        leaving: bool, lossless: bool = False,
+    ) -> bool:  # fmt: skip
+        """Start a move down if there is room; tell whether it was started, and else note what it lacks."""
+        residents, need = self._residents, self.packed_need(entry, target)
+        if entry.at(target):
+            return False  # an older copy is just being dropped; its end brings us here again
+        if _waits(residents.shelves[target.tier], entry.namespace, need, wanted):
+            return False
+        if target is Place.DISK:
+            self.demotions.pop(entry.key, None)
+        if leaving:
+            residents.outgoing.setdefault(entry.key, (source,))
+        self.descending += 1
+        residents.begin(entry, Transfer(source, target, leaving), need, lossless=lossless)
+        return True
 
-    def disk_need(self, raw_bytes: int) -> int:
-        """Return the bytes to reserve on disk for a block of `raw_bytes`."""
-        return self._residents.shelves[Tier.DISK].footprint(self._bound(raw_bytes))
+    def refill_later(self, key: RecordKey) -> None:
+        """Bring a packed copy up from disk when there is room to spare."""
+        self.refills[key] = None
+        while len(self.refills) > REFILLS:
+            self.refills.popitem(last=False)
+
+    def start_refills(self) -> None:
+        """Bring packed copies up from disk, one at a time, as long as that pushes nothing out."""
+        residents, host = self._residents, self._residents.shelves[Tier.HOST]
+        for key in list(self.refills):
+            entry = residents.entries[key]
+            if entry.packed or entry.disk is None or not entry.ready(Place.DISK):
+                del self.refills[key]
+            elif key not in residents.transfers:
+                need, accounts = host.footprint(entry.disk.nbytes), host.accounts(entry.namespace)
+                if all(account.fits(need) and not account.excess(need) for account in accounts):
+                    del self.refills[key]
+                    residents.begin(entry, Transfer(Place.DISK, Place.PACKED, leaving=False), need)
+                return
+
+
+def _waits(shelf: Shelf, namespace: int, need: int, wanted: dict[Account, int]) -> bool:
+    """Tell whether someone must wait for room, and note in `wanted` on which account."""
+    if any(account in wanted for account in shelf.accounts(namespace)):
+        return True
+    if (account := shelf.tight(namespace, need)) is not None:
+        wanted[account] = need
+        return True
+    return False

@@ -28,12 +28,14 @@ class Sightings:
         width: counters of a row, a power of two.
 
     Attributes:
+        period, width: as given.
         now: seconds of whoever keeps it; set it before use.
     """
 
     def __init__(self, period: float = PERIOD, width: int = WIDTH) -> None:
         self.now = 0
-        self._period, self._mask = period, width - 1
+        self.period, self.width = period, width
+        self._mask = width - 1
         self._rows = [bytearray(width) for _ in range(4)]
         self._fades: float | None = None
 
@@ -59,10 +61,10 @@ class Sightings:
 
     def _fade(self) -> None:
         if self._fades is None:
-            self._fades = self.now + self._period
+            self._fades = self.now + self.period
         if self.now >= self._fades:
-            missed = int((self.now - self._fades) // self._period) + 1
-            self._fades += missed * self._period
+            missed = int((self.now - self._fades) // self.period) + 1
+            self._fades += missed * self.period
             for _ in range(min(missed, _FULL.bit_length())):
                 for row in self._rows:
                     row[:] = row.translate(_HALVE)

@@ -13,6 +13,7 @@ from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stop
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain
 from kvtcd.core.messages import BlockMatch, BlockResult, Matches
+from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.matching import Matcher
 from kvtcd.engine.metrics import Metrics
@@ -97,8 +98,12 @@ class Blocks:
         return Matcher(self._driver.catalog, keys, namespace.digest, salt)
 
     @asynccontextmanager
-    async def batch(self, namespace: Namespace, salt: bytes, deadline: float) -> AsyncIterator[Batch]:
+    async def batch(
+        self, namespace: Namespace, salt: bytes, deadline: float, *, durable: bool = False
+    ) -> AsyncIterator[Batch]:
         """Store blocks of one request; what is not committed when the context ends is given back.
+
+        With `durable` the commit waits until they are on disk.
 
         Raises:
             Stopping: no blocks are taken any more.
@@ -107,7 +112,7 @@ class Blocks:
             raise Stopping
         batch = Batch(
             self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline,
-            recorder=self._recorder,
+            durable=durable, recorder=self._recorder,
         )  # fmt: skip
         try:
             yield batch
@@ -134,7 +139,7 @@ class Blocks:
         self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
     ) -> AsyncIterator[Lease]:
         record_key = self._record_key(namespace, salt, key)
-        tiers = self._driver.catalog.tiers(record_key)
+        places = self._driver.catalog.places(record_key)
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
         reason = await self._driver.ask(request, deadline)
         if reason in (Reason.FAILED, Reason.TOO_LARGE):
@@ -144,11 +149,12 @@ class Blocks:
             self._metrics.gets.labels("nowhere").inc()
             self._tally.found(namespace.number, None)
             raise NotFound
-        self._metrics.gets.labels(tiers[0]).inc()
-        self._tally.found(namespace.number, tiers[0])
+        self._metrics.gets.labels(places[0]).inc()
+        self._tally.found(namespace.number, places[0])
         entry = self._driver.catalog.residents.entries[record_key]
         try:
-            yield Lease(key, entry.raw_bytes, entry.tokens, tiers[0], list(self._memory.pieces(record_key)))
+            tier, pieces = places[0].tier, list(self._memory.pieces(record_key))
+            yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
         finally:
             self._driver.tell(ev.Release(record_key))
 
@@ -216,21 +222,19 @@ class Blocks:
 
     async def prefetch(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float,
-        progress: Callable[[], None] = lambda: None,
+        progress: Callable[[], None] = lambda: None, *, tier: Tier = Tier.HOST,
     ) -> list[BlockResult]:  # fmt: skip
-        """Bring blocks up to the host, a few at a time, and let go of them; `progress` is told of each."""
+        """Bring blocks up to a tier of memory, a few at a time; `progress` is told of each."""
         gate = asyncio.Semaphore(READ_AHEAD)
 
         async def one(key: EngineKey) -> BlockResult:
             record_key = self._record_key(namespace, salt, key)
-            request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
+            request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
                     reason: str | None = await self._driver.ask(request, deadline)
             except DeadlineExceeded:
                 reason = LATE
-            if reason is None:
-                self._driver.tell(ev.Release(record_key))
             progress()
             return BlockResult(key, "stored" if reason is None else "dropped", reason)
 

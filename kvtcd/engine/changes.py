@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtcd.core import events as ev
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Action, Event, Move, Reason, Tier
+from kvtcd.core.events import Action, Event, Move, Reason
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Place
+from kvtcd.core.residency import Residents
 
 EVICTED, SUPERSEDED = "evicted", "superseded"
 _NAMES = {Reason.NO_TIER: EVICTED}
@@ -20,27 +22,27 @@ class Stored:
     """A block can be read for the first time; `found`: it was on disk when the daemon started."""
 
     entry: Entry
-    tier: Tier
+    place: Place
     found: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A block can be read from a further tier."""
+    """A block can be read from a further place."""
 
     entry: Entry
-    source: Tier
-    target: Tier
+    source: Place
+    target: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A tier has a block no more; `left` are those that still have it."""
+    """A place has a block no more; `left` are those that still have it."""
 
     entry: Entry
-    tier: Tier
+    place: Place
     reason: str
-    left: tuple[Tier, ...]
+    left: tuple[Place, ...]
 
 
 Change = Stored | Moved | Left
@@ -50,11 +52,11 @@ class Changes:
     """Reads changes off events and the catalog's answers, before any of these is carried out.
 
     Args:
-        entries: all known blocks.
+        residents: the catalog's.
     """
 
-    def __init__(self, entries: Mapping[RecordKey, Entry]) -> None:
-        self._entries = entries
+    def __init__(self, residents: Residents) -> None:
+        self._residents, self._entries = residents, residents.entries
         self._moves: dict[RecordKey, Move] = {}
         self._causes: dict[RecordKey, tuple[Entry, str]] = {}
         """Why blocks go that are on their way out."""
@@ -62,19 +64,19 @@ class Changes:
     def read(self, told: Event, actions: Sequence[Action]) -> list[Change]:
         """Return what an event and the answers to it changed."""
         changes: list[Change] = []
-        unread: tuple[RecordKey, Tier] | None = None  # a copy that goes before it could ever be read
+        unread: tuple[RecordKey, Place] | None = None  # a copy that goes before it could ever be read
         match told:
             case ev.Filled(key):
-                changes.append(Stored(self._entries[key], Tier.HOST))
+                changes.append(Stored(self._entries[key], Place.HOST))
             case ev.Recovered(key):
-                changes.append(Stored(self._entries[key], Tier.DISK, found=True))
+                changes.append(Stored(self._entries[key], Place.DISK, found=True))
             case ev.Moved(key):
                 move = self._moves.pop(key)
                 changes.append(Moved(self._entries[key], move.source, move.target))
             case ev.MoveFailed(key):
                 unread = key, self._moves.pop(key).target
             case ev.Abandoned(key):
-                unread = key, Tier.HOST
+                unread = key, Place.HOST
             case ev.Delete(_, keys):
                 for key in keys:
                     self._because(key, Reason.DELETED)
@@ -89,7 +91,7 @@ class Changes:
         return changes
 
     def _answered(
-        self, actions: Sequence[Action], unread: tuple[RecordKey, Tier] | None, changes: list[Change]
+        self, actions: Sequence[Action], unread: tuple[RecordKey, Place] | None, changes: list[Change]
     ) -> None:
         for action in actions:
             match action:
@@ -101,16 +103,17 @@ class Changes:
                     pass
         for action in actions:
             match action:
-                case ev.Drop(key, tier) if (key, tier) != unread:
-                    changes.append(self._left(self._entries[key], tier))
+                case ev.Drop(key, place) if (key, place) != unread:
+                    changes.append(self._left(self._entries[key], place))
 
     def _because(self, key: RecordKey, reason: str) -> None:
         if entry := self._entries.get(key):
             self._causes.setdefault(key, (entry, reason))
 
-    def _left(self, entry: Entry, tier: Tier) -> Left:
+    def _left(self, entry: Entry, place: Place) -> Left:
         of, reason = self._causes.get(entry.key, (None, ""))
+        doomed = entry.key in self._residents.doomed
         if of is not entry:
-            reason = SUPERSEDED if entry.doomed else EVICTED
-        left = () if entry.doomed else tuple(t for t in Tier if entry.ready(t))
-        return Left(entry, tier, str(reason), left)
+            reason = SUPERSEDED if doomed else EVICTED
+        left = () if doomed else tuple(p for p in Place if entry.ready(p))
+        return Left(entry, place, str(reason), left)

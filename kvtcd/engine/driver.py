@@ -12,12 +12,14 @@ from typing import Any
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
-from kvtcd.core.events import Action, Event, Move, Reason, Tier
+from kvtcd.core.events import Action, Event, Move, Reason
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import MEMORY, Place
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Mover, Origin, Outcome
+from kvtcd.engine.mover import Mover, Outcome
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
-from kvtcd.engine.ports import Memory
+from kvtcd.engine.ports import DeviceMemory, Memory
+from kvtcd.engine.steps import Origin
 
 _log = logging.getLogger(__name__)
 
@@ -52,19 +54,27 @@ class Driver:
     """Owns the catalog. Every method belongs to the loop; the catalog is touched nowhere else.
 
     Attributes:
-        origins: what is known of each block that has host bytes; what lies on disk says so itself.
+        origins: what is known of each block that has bytes in memory; what lies on disk says so itself.
         undropped: records that could not be removed from disk.
         observers: told of all that happens.
     """
 
     def __init__(
-        self, catalog: Catalog, memory: Memory, mover: Mover, registry: Registry, metrics: Metrics
+        self,
+        catalog: Catalog,
+        memory: Memory,
+        mover: Mover,
+        registry: Registry,
+        metrics: Metrics,
+        *,
+        device: DeviceMemory | None = None,
     ) -> None:
         self.catalog = catalog
         self.origins: dict[RecordKey, Origin] = {}
         self.undropped: set[RecordKey] = set()
         self.observers: list[Observer] = []
         self._memory, self._mover, self._registry, self._metrics = memory, mover, registry, metrics
+        self._device = device
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,7 +119,7 @@ class Driver:
     def tell(self, event: Event) -> None:
         """Tell the catalog an event, and do what it answers."""
         pending = [event]
-        for told in pending:  # dropping host bytes ends at once, and is told in the same turn
+        for told in pending:  # dropping bytes in memory ends at once, and is told in the same turn
             actions = self.catalog.handle(told)
             for observe in self.observers:
                 observe(told, actions)
@@ -121,12 +131,11 @@ class Driver:
                         self._answer(ticket, reason)
                     case ev.Move():
                         self._start(action)
-                    case ev.Drop(key, Tier.HOST):
-                        self._memory.free(key)
-                        self.origins.pop(key, None)
-                        pending.append(ev.Dropped(key, Tier.HOST))
-                    case ev.Drop(key, _):
+                    case ev.Drop(key, Place.DISK):
                         self._spawn(self._drop(key, self._tenant_of(key)))
+                    case ev.Drop(key, place):
+                        self._free(key, place)
+                        pending.append(ev.Dropped(key, place))
                     case ev.Lost(_, _, reason):
                         self._metrics.lost.labels(reason).inc()
 
@@ -143,12 +152,21 @@ class Driver:
         entry = self.catalog.residents.entries[move.key]
         namespace = self._namespace_of(move.key)
         tenant = self._registry.tenants[namespace.tenant]
-        if move.target is Tier.HOST:
+        if move.target is Place.HOST:
             self._memory.allocate(move.key, entry.raw_bytes)
-            work = self._mover.promote(move, namespace, tenant)
+        elif move.target is Place.GPU and self._device:
+            self._device.allocate(move.key, entry.raw_bytes)
+        self._spawn(self._finish(move, self._mover.move(move, namespace, tenant, self.origins.get(move.key))))
+
+    def _free(self, key: RecordKey, place: Place) -> None:
+        if place is Place.GPU:
+            assert self._device is not None, "a copy on a GPU lies in its memory"
+            self._device.free(key)
         else:
-            work = self._mover.demote(move, self.origins[move.key], tenant)
-        self._spawn(self._finish(move, work))
+            self._memory.free(key, place.form)
+        entry = self.catalog.residents.entries[key]
+        if not any(entry.at(other) for other in MEMORY if other is not place):
+            self.origins.pop(key, None)
 
     async def _finish(self, move: Move, work: Coroutine[Any, Any, Outcome]) -> None:
         """Tell how a move ended. An unexpected failure costs one block, never the daemon."""
@@ -172,7 +190,7 @@ class Driver:
             self._metrics.internal_errors.labels("drop").inc()
         else:
             self.undropped.discard(key)
-        self.tell(ev.Dropped(key, Tier.DISK))
+        self.tell(ev.Dropped(key, Place.DISK))
 
     def _namespace_of(self, key: RecordKey) -> Namespace:
         namespace = self._registry.numbered(self.catalog.residents.entries[key].namespace)

@@ -91,4 +91,5 @@ def on_threads() -> Stages:
         analyze=Stage("analyze", analyze),
         deflate=Stage("deflate", deflate),
         seal=Stage("seal", deflate),
+        copy=Stage("copy", Lane("copy")),
     )

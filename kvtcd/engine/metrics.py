@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kvtcd.core.events import Reason, Tier
+from kvtcd.core.events import Reason
+from kvtcd.core.place import Place
 from kvtcd.engine.timeline import Span
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -20,7 +21,7 @@ class Metrics:
         self.moves = self._counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
         self.lost = self._counter("lost", "Blocks that left the cache, by reason", "reason")
         self.dropped = self._counter(
-            "dropped_copies", "Copies that a tier let go, by reason", "tier", "reason"
+            "dropped_copies", "Copies that were let go, by place and reason", "place", "reason"
         )
         self.packed = self._counter("packed_blocks", "Blocks packed, by the codec used", "codec")
         self.lossless_because = self._counter(
@@ -58,7 +59,7 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
 
-    def moved(self, source: Tier, target: Tier, outcome: Reason | None) -> None:
+    def moved(self, source: Place, target: Place, outcome: Reason | None) -> None:
         """Note the end of a move; `outcome` None is success."""
         self.moves.labels(f"{source}-{target}", outcome or "moved").inc()
 

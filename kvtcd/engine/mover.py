@@ -1,11 +1,12 @@
-"""Carries out one move: read, change form, write. The only place where raw becomes packed and back.
+"""Carries out one move. The only place where raw becomes packed and back.
 
-Either way is a pipeline, so that the stages of successive blocks overlap::
+Every way is a pipeline, so that the stages of successive blocks overlap::
 
-    promote     read | check | inflate | synthesize | scatter
-    demote      gather | analyze | deflate | seal | commit
+    up      read | check | inflate | synthesize | scatter
+    down    gather | analyze | deflate | seal | commit
 
-The last stage of a demotion is the writer's, which commits several records at once; by then a block has left
+A blob that is packed already moves as it is: what lies between its ends is left out, but never its check. The
+last stage of a way to disk is the writer's, which commits several records at once; by then a block has left
 the ring, since all that is left of it is its record.
 """
 
@@ -13,69 +14,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtcd.core import blob as blobs
-from kvtcd.core import record as records
-from kvtcd.core.blob import Blob
-from kvtcd.core.errors import Corrupt, KvtcdError, StoreFailed, Truncated, UnknownProfile
-from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason, Tier
-from kvtcd.core.keys import EngineKey, RecordKey
-from kvtcd.core.layout import Layout
-from kvtcd.core.record import Envelope
+from kvtcd.core.errors import Corrupt, KvtcdError, StoreFailed, UnknownProfile
+from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Form, Place
+from kvtcd.engine import steps
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
-from kvtcd.engine.pipeline import Pipeline
-from kvtcd.engine.ports import Bytes, Inflated, Memory, Packed, PutRecord, Scratch
+from kvtcd.engine.pipeline import Flight, Pipeline
+from kvtcd.engine.ports import DeviceMemory, Memory, Packed, PutRecord, Scratch
+from kvtcd.engine.steps import Origin, Record
 from kvtcd.engine.streams import Stages, Watch
 from kvtcd.engine.timeline import Span
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
+HURRY = "hurry"
+"""Why a block was packed losslessly although its codec was at hand."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """What the envelope of a block says that its bytes do not."""
-
-    namespace: Namespace
-    engine_key: EngineKey
-    salt: bytes
-    parent: RecordKey | None
-    first_token: int | None
-    tokens: int
-    raw_bytes: int
-    created: int
-    expires: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a move ended; `origin` is what a block that came up said of itself."""
+    """How a move ended; `origin` is what a block that was moved says of itself, if that is news."""
 
     event: Event
     origin: Origin | None = None
 
 
-class _Record(NamedTuple):
-    envelope: bytes
-    blob: bytearray
-
-
-class _Checked(NamedTuple):
-    envelope: Envelope
-    blob: Blob
-
-
 class Mover:
-    """Moves between host memory and the disk of the block's tenant.
+    """Moves between the memories and the disk of the block's tenant.
 
     Args:
         memory: the host tier.
+        device: the GPU tier; None without one.
         put_record: makes a record for the disk tier.
         stages: where the stages run.
         scratch: makes the memory of one block in flight.
@@ -93,39 +69,38 @@ class Mover:
         scratch: Callable[[], Scratch],
         metrics: Metrics,
         footprint: Callable[[int, int], int],
+        device: DeviceMemory | None = None,
         observers: Sequence[Callable[[Span], None]] = (),
     ) -> None:
-        self._memory, self._put_record = memory, put_record
+        self._memory, self._device, self._put_record = memory, device, put_record
         self._metrics, self._footprint = metrics, footprint
         told = (metrics.staged, *observers)
         self._stages = stages
-        self._promotions = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
-        self._demotions = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
+        self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
+        self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
 
-    async def demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
-        """Pack a raw host block and store it on disk."""
-        assert tenant.writer is not None, "the catalog demotes only to a tier that exists"
+    async def move(self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None) -> Outcome:
+        """Carry out one move; `origin` is known of every block with a copy in memory."""
         try:
-            record, watch = await self._pack(move, origin, tenant)
-            nbytes = self._footprint(len(record.envelope), len(record.blob))
-            await tenant.writer.put(self._put_record(move.key, *record), nbytes, watch)
+            outcome = await self._carry_out(move, namespace, tenant, origin)
         except KvtcdError as error:
             return self._failed(move, error)
         self._metrics.moved(move.source, move.target, None)
-        return Outcome(Moved(move.key, nbytes))
+        return outcome
 
-    async def promote(self, move: Move, namespace: Namespace, tenant: Tenant) -> Outcome:
-        """Read a block from disk, check it, unpack it into host memory."""
-        try:
-            envelope = await self._unpack(move.key, namespace, tenant)
-        except KvtcdError as error:
-            return self._failed(move, error)
-        self._metrics.moved(move.source, move.target, None)
-        origin = Origin(
-            namespace, envelope.engine_key, envelope.salt, envelope.parent, envelope.first_token,
-            envelope.tokens, envelope.raw_bytes, envelope.created, envelope.expires,
-        )  # fmt: skip
-        return Outcome(Moved(move.key, envelope.raw_bytes), origin)
+    async def _carry_out(
+        self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
+    ) -> Outcome:
+        if Place.GPU in (move.source, move.target):
+            return await self._copy(move)
+        if move.target is Place.HOST:
+            return await self._promote(move, namespace, tenant, origin)
+        if move.source is Place.DISK:
+            return await self._load(move, namespace, tenant)
+        assert origin is not None, "a block in memory has an origin"
+        if move.source is Place.PACKED:
+            return await self._store(move, origin, tenant)
+        return await self._demote(move, origin, tenant)
 
     def _failed(self, move: Move, error: KvtcdError) -> Outcome:
         # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
@@ -135,103 +110,119 @@ class Mover:
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
         log = _log.debug if isinstance(error, StoreFailed) else _log.warning  # the writer logs store failures
         log("move %s to %s failed: %s", move.source, move.target, error)
-        return Outcome(MoveFailed(move.key, damaged=damaged and move.source is Tier.DISK))
+        return Outcome(MoveFailed(move.key, damaged=damaged and move.source.form is Form.PACKED))
 
-    async def _pack(self, move: Move, origin: Origin, tenant: Tenant) -> tuple[_Record, Watch | None]:
-        """Make the record of a block; also return who is told of its commit."""
-        stages, codec = self._stages, origin.namespace.codec
-        async with self._demotions.enter() as flight:
-            scratch, pieces = flight.slot, self._memory.pieces(move.key)
-            deflated = (
-                flight.begin(stages.gather, lambda: _gather(pieces, scratch))
-                .then(
-                    stages.analyze,
-                    lambda raw: codec.analyze(
-                        raw, tokens=origin.tokens, first_token=origin.first_token, after=move.after,
-                        scratch=scratch,
-                    ),
-                )
-                .then(stages.deflate, lambda analyzed: analyzed.deflate())
-            )  # fmt: skip
-            sealed = deflated.then(stages.seal, lambda packed: _seal(packed, move.key, origin, tenant))
-            record, packed = await sealed.end(), await deflated.end()
-            watch = self._demotions.watch("commit", flight.number)
+    async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
+        """Pack a raw host block, and leave it on the host or store it on disk."""
+        async with self._down.enter() as flight:
+            record = await self._pack(flight, move, origin, tenant)
+            watch = self._down.watch("commit", flight.number)
+            if move.target is Place.PACKED:
+                return await self._settle_in(flight, move.key, origin, record)
+        return await self._commit(move.key, record, tenant, watch)
+
+    async def _pack(self, flight: Flight[Scratch], move: Move, origin: Origin, tenant: Tenant) -> Record:
+        stages, namespace = self._stages, origin.namespace
+        codec = namespace.lossless if move.lossless else namespace.codec
+        scratch, pieces = flight.slot, self._memory.pieces(move.key)
+        deflated = (
+            flight.begin(stages.gather, lambda: steps.gather(pieces, scratch))
+            .then(
+                stages.analyze,
+                lambda raw: codec.analyze(
+                    raw, tokens=origin.tokens, first_token=origin.first_token, after=move.after,
+                    scratch=scratch,
+                ),
+            )
+            .then(stages.deflate, lambda analyzed: analyzed.deflate())
+        )  # fmt: skip
+        sealed = deflated.then(stages.seal, lambda packed: steps.seal(packed, move.key, origin, tenant))
+        record = await sealed.end()
+        self._count(await deflated.end(), origin, hurried=move.lossless)
+        return record
+
+    def _count(self, packed: Packed, origin: Origin, *, hurried: bool) -> None:
         self._metrics.packed.labels(packed.codec.name.lower()).inc()
-        if packed.reason:
-            self._metrics.lossless_because.labels(packed.reason).inc()
+        if reason := HURRY if hurried else packed.reason:
+            self._metrics.lossless_because.labels(reason).inc()
         self._metrics.raw_bytes.inc(origin.raw_bytes)
         self._metrics.blob_bytes.inc(len(packed.blob))
-        return record, watch
 
-    async def _unpack(self, key: RecordKey, namespace: Namespace, tenant: Tenant) -> Envelope:
-        """Bring a block into its place in memory; return its envelope."""
+    async def _settle_in(
+        self, flight: Flight[Scratch], key: RecordKey, origin: Origin, record: Record
+    ) -> Outcome:
+        """Put a blob into host memory; its envelope stays with its origin."""
+        blob = np.frombuffer(record.blob, dtype=np.uint8)
+        self._memory.allocate(key, blob.size, Form.PACKED)
+        pieces = self._memory.pieces(key, Form.PACKED)
+        await flight.begin(self._stages.seal, lambda: steps.scatter(blob, pieces)).end()
+        return Outcome(Moved(key, blob.size), replace(origin, envelope=bytes(record.envelope)))
+
+    async def _commit(self, key: RecordKey, record: Record, tenant: Tenant, watch: Watch | None) -> Outcome:
+        assert tenant.writer is not None, "the catalog demotes only to a tier that exists"
+        nbytes = self._footprint(len(record.envelope), len(record.blob))
+        await tenant.writer.put(self._put_record(key, *record), nbytes, watch)
+        return Outcome(Moved(key, nbytes))
+
+    async def _store(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
+        """Store a block on disk that is packed already."""
+        assert origin.envelope is not None, "a packed copy in memory has an envelope"
+        async with self._down.enter() as flight:
+            sealed, pieces = origin.envelope, self._memory.pieces(move.key, Form.PACKED)
+
+            def gather() -> Record:
+                record = Record(sealed, np.concatenate(pieces))
+                steps.verify(record, move.key, tenant)
+                return record
+
+            record = await flight.begin(self._stages.seal, gather).end()
+            watch = self._down.watch("commit", flight.number)
+        return await self._commit(move.key, record, tenant, watch)
+
+    async def _load(self, move: Move, namespace: Namespace, tenant: Tenant) -> Outcome:
+        """Bring a blob up from disk as it is."""
+        stages, key = self._stages, move.key
+        async with self._up.enter() as flight:
+            read = flight.begin(stages.read, lambda: steps.read(key, tenant, flight.slot))
+            envelope = await read.then(stages.check, lambda found: steps.verify(found, key, tenant)).end()
+            origin = Origin.of(namespace, envelope)
+            return await self._settle_in(flight, key, origin, await read.end())
+
+    async def _promote(
+        self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
+    ) -> Outcome:
+        """Check a packed block and unpack it into its place in host memory."""
         stages, codec, layout = self._stages, namespace.codec, namespace.identity.layout
-        async with self._promotions.enter() as flight:
-            scratch, pieces = flight.slot, self._memory.pieces(key)
-            checked = flight.begin(stages.read, lambda: _read(key, tenant, scratch)).then(
-                stages.check, lambda found: _check(found, key, tenant, layout)
-            )
+        key, pieces = move.key, self._memory.pieces(move.key)
+        packed = self._memory.pieces(key, Form.PACKED) if move.source is Place.PACKED else None
+
+        def fetch(scratch: Scratch) -> Record:
+            if packed is None:
+                return steps.read(key, tenant, scratch)
+            assert origin is not None, "a block in memory has an origin"
+            assert origin.envelope is not None, "a packed copy in memory has an envelope"
+            return Record(origin.envelope, steps.gather(packed, scratch))
+
+        async with self._up.enter() as flight:
+            scratch = flight.slot
+            fetched = flight.begin(stages.read, lambda: fetch(scratch))
+            checked = fetched.then(stages.check, lambda found: steps.check(found, key, tenant, layout))
             placed = (
                 checked.then(stages.inflate, lambda record: codec.inflate(record.blob, scratch))
-                .then(stages.synthesize, lambda inflated: _synthesize(inflated, pieces, scratch))
-                .then(stages.scatter, lambda whole: _scatter(whole, pieces))
+                .then(stages.synthesize, lambda inflated: steps.synthesize(inflated, pieces, scratch))
+                .then(stages.scatter, lambda whole: steps.scatter(whole, pieces))
             )
             await placed.end()
-            return (await checked.end()).envelope
+            envelope = (await checked.end()).envelope
+        known = origin if packed is not None else Origin.of(namespace, envelope)
+        return Outcome(Moved(key, envelope.raw_bytes), known)
 
-
-def _gather(pieces: Sequence[Bytes], scratch: Scratch) -> Bytes:
-    """Return a block as one array: in place when it is one piece, else a copy."""
-    if len(pieces) == 1:
-        return pieces[0]
-    whole = scratch.take(sum(piece.size for piece in pieces))
-    np.concatenate(pieces, out=whole)
-    return whole
-
-
-def _seal(packed: Packed, key: RecordKey, origin: Origin, tenant: Tenant) -> _Record:
-    envelope = Envelope(
-        key=key, tenant_tag=tenant.keys.tag, key_id=tenant.keys.key_id,
-        namespace=origin.namespace.digest, generation=origin.namespace.generation,
-        engine_key=origin.engine_key, salt=origin.salt, parent=origin.parent,
-        first_token=origin.first_token, tokens=origin.tokens, raw_bytes=origin.raw_bytes,
-        blob_bytes=len(packed.blob), created=origin.created, expires=origin.expires,
-        blob_mac=records.blob_mac(tenant.keys, packed.blob),
-    )  # fmt: skip
-    return _Record(records.seal(tenant.keys, envelope), packed.blob)
-
-
-def _read(key: RecordKey, tenant: Tenant, scratch: Scratch) -> tuple[bytes, Bytes]:
-    assert tenant.writer is not None, "the catalog promotes only from a tier that exists"
-    found = tenant.writer.environment.read(key, scratch.take)
-    if found is None:
-        raise Truncated("record", "is missing")
-    return found
-
-
-def _check(found: tuple[bytes, Bytes], key: RecordKey, tenant: Tenant, layout: Layout) -> _Checked:
-    """Check envelope, MACs and the form of the blob: the whole record, before a byte of it is decoded."""
-    envelope = records.open_envelope(tenant.keys, key, found[0])
-    data = found[1].data
-    records.check_blob(tenant.keys, envelope, data)
-    blob = blobs.parse(data)
-    if (blob.header.tokens, blob.header.raw_bytes) != (envelope.tokens, envelope.raw_bytes):
-        raise Truncated("blob", "has another length than its envelope says")
-    if blob.header.layout != layout.digest or layout.nbytes(envelope.tokens) != envelope.raw_bytes:
-        raise Truncated("blob", "is of another layout than its namespace")
-    return _Checked(envelope, blob)
-
-
-def _synthesize(inflated: Inflated, pieces: Sequence[Bytes], scratch: Scratch) -> Bytes:
-    """Return the block as one array: in place when that is one piece."""
-    whole = pieces[0] if len(pieces) == 1 else scratch.take(sum(piece.size for piece in pieces))
-    inflated.synthesize(whole)
-    return whole
-
-
-def _scatter(whole: Bytes, pieces: Sequence[Bytes]) -> None:
-    """Copy one array over the pieces of a block, unless it is the only one."""
-    start = 0
-    for piece in pieces if len(pieces) > 1 else ():
-        np.copyto(piece, whole[start : start + piece.size])
-        start += piece.size
+    async def _copy(self, move: Move) -> Outcome:
+        """Copy a raw block between host and GPU."""
+        device, key = self._device, move.key
+        assert device is not None, "the catalog knows a GPU tier only if there is one"
+        pieces = self._memory.pieces(key)
+        carry = device.upload if move.target is Place.GPU else device.download
+        async with self._up.enter() as flight:
+            await flight.begin(self._stages.copy, lambda: carry(key, pieces)).end()
+        return Outcome(Moved(key, sum(piece.size for piece in pieces)))

@@ -31,7 +31,7 @@ class Namespace:
     """One registered identity of one tenant. Only `policy` and `codec` ever change, when that is reloaded.
 
     `number` stands for (tenant, digest) in the catalog. `generation` is written into every envelope, so that
-    records of a purged namespace are never taken for those of its successor.
+    records of a purged namespace are never taken for those of its successor. `lossless` packs in a hurry.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Namespace:
     generation: int
     policy: Policy
     codec: Codec
+    lossless: Codec
 
 
 class Registry:
@@ -90,12 +91,13 @@ class Registry:
         return None
 
     def add(
-        self, tenant: str, name: str, identity: Identity, *, generation: int, policy: Policy, codec: Codec
-    ) -> Namespace:
+        self, tenant: str, name: str, identity: Identity, *,
+        generation: int, policy: Policy, codec: Codec, lossless: Codec,
+    ) -> Namespace:  # fmt: skip
         """Register a namespace under a fresh number."""
         self._numbers += 1
         namespace = Namespace(
-            name, tenant, identity, identity.digest, self._numbers, generation, policy, codec
+            name, tenant, identity, identity.digest, self._numbers, generation, policy, codec, lossless
         )
         self.tenants[tenant].namespaces[name] = namespace
         self._by_number[self._numbers] = namespace

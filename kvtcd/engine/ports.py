@@ -11,13 +11,29 @@ import numpy.typing as npt
 from kvtcd.core.blob import Blob, CodecId
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Form
 from kvtcd.core.policy import CodecChoice
 
 Bytes = npt.NDArray[np.uint8]
 
 
 class Memory(Protocol):
-    """Raw blocks in memory. `allocate` and `free` belong to the loop thread."""
+    """Blocks in host memory, raw and packed. `allocate` and `free` belong to the loop thread."""
+
+    capacity: int
+
+    def allocate(self, key: RecordKey, nbytes: int, form: Form = Form.RAW) -> None:
+        """Take room for a copy."""
+
+    def free(self, key: RecordKey, form: Form = Form.RAW) -> None:
+        """Give it back; a copy that has none is ignored."""
+
+    def pieces(self, key: RecordKey, form: Form = Form.RAW) -> Sequence[Bytes]:
+        """Return the writable bytes of a copy in order."""
+
+
+class DeviceMemory(Protocol):
+    """Raw blocks on a GPU. `allocate` and `free` belong to the loop thread, the copies to one stream."""
 
     capacity: int
 
@@ -27,8 +43,11 @@ class Memory(Protocol):
     def free(self, key: RecordKey) -> None:
         """Give it back."""
 
-    def pieces(self, key: RecordKey) -> Sequence[Bytes]:
-        """Return the writable bytes of a block in order."""
+    def upload(self, key: RecordKey, pieces: Sequence[Bytes]) -> None:
+        """Copy a block from host memory."""
+
+    def download(self, key: RecordKey, pieces: Sequence[Bytes]) -> None:
+        """Copy a block to host memory."""
 
 
 class StoredRecord(Protocol):
@@ -119,7 +138,7 @@ CodecFactory = Callable[[Identity, CodecChoice], Codec]
 class PutRecord(Protocol):
     """Makes one record for `Environment.write`."""
 
-    def __call__(self, key: bytes, envelope: bytes, blob: bytearray) -> Any:  # noqa: ANN401 - the tier's own type
+    def __call__(self, key: bytes, envelope: bytes, blob: bytearray | Bytes) -> Any:  # noqa: ANN401 - the tier's own type
         """Return a value that `Environment.write` takes."""
 
 

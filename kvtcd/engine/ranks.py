@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.messages import BlockMatch, Matches
+from kvtcd.core.place import Tier
 from kvtcd.engine.namespaces import Namespace
 
 _RANK = re.compile(r"tp([1-9][0-9]{0,3})-rank(0|[1-9][0-9]{0,3})")

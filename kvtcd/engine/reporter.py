@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from kvtcd.core import record as records
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.notices import Notice, What
+from kvtcd.core.place import Place
 from kvtcd.core.record import Envelope
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.feed import Feeds
-from kvtcd.engine.mover import Origin
 from kvtcd.engine.namespaces import Namespace, Registry
+from kvtcd.engine.steps import Origin
 
 
 class Reporter:
@@ -41,6 +42,8 @@ class Reporter:
                 continue
             if not self._registry.admits(namespace):
                 continue  # one notice of the purge stands for all its blocks
+            if _within_a_tier(change):
+                continue  # what form a copy has is nobody's business
             if isinstance(change, Stored) and change.found:
                 continue  # nobody listened before the start
             if origin := self._driver.origins.get(change.entry.key):
@@ -63,17 +66,18 @@ class Reporter:
     def _notice(self, name: str, change: Change, named: Origin | Envelope | None) -> Notice:
         key, salt = (named.engine_key, named.salt) if named else (None, b"")
         match change:
-            case Stored(entry, tier):
+            case Stored(entry, place):
                 parent = self._driver.origins.get(entry.parent) if entry.parent else None
                 return Notice(
-                    What.STORED, None, name, key, salt, tier, tokens=entry.tokens,
+                    What.STORED, None, name, key, salt, place.tier, tokens=entry.tokens,
                     first_token=named.first_token if named else None,
                     parent=parent.engine_key if parent else None,
                 )  # fmt: skip
             case Moved(_, source, target):
-                return Notice(What.MOVED, None, name, key, salt, target, source)
-            case Left(_, tier, reason, left):
-                return Notice(What.DROPPED, None, name, key, salt, tier, reason=reason, left=left)
+                return Notice(What.MOVED, None, name, key, salt, target.tier, source.tier)
+            case Left(_, place, reason, places):
+                left = tuple(dict.fromkeys(p.tier for p in places))
+                return Notice(What.DROPPED, None, name, key, salt, place.tier, reason=reason, left=left)
 
     def _spawn(self, namespace: Namespace, change: Change) -> None:
         # Begun before the drop is, so it comes first on the thread of the writer.
@@ -89,3 +93,14 @@ class Reporter:
             self._publish(namespace, change, records.open_envelope(tenant.keys, key, sealed or b""))
         except KvtcdError:
             self._publish(namespace, change, None)
+
+
+def _within_a_tier(change: Change) -> bool:
+    """Tell whether the tier of a copy that came or went has another one of the block."""
+    match change:
+        case Moved(entry, _, target):
+            return any(entry.ready(p) for p in Place if p.tier is target.tier and p is not target)
+        case Left(_, place, _, left):
+            return any(other.tier is place.tier for other in left)
+        case Stored():
+            return False

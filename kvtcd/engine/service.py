@@ -22,7 +22,7 @@ from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.reporter import Reporter
-from kvtcd.engine.stats import Stats, TierStats
+from kvtcd.engine.stats import Stats, TierStats, forms
 from kvtcd.engine.streams import Stream
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
@@ -77,7 +77,7 @@ class Service:
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
         self._reporter = Reporter(driver, tenancy.registry, self.feeds)
-        self._changes = Changes(driver.catalog.residents.entries)
+        self._changes = Changes(driver.catalog.residents)
         driver.observers.append(self._observe)
         self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
@@ -224,9 +224,9 @@ class Service:
             uptime_s=round(time.monotonic() - self._started, 3),
             blocks=len(catalog.residents.entries),
             waiting=self._driver.waiting,
-            demoting=catalog.room.demoting,
+            demoting=catalog.room.descending,
             tiers={
-                tier: TierStats(shelf.capacity, shelf.used, counts.tiers[tier])
+                tier: TierStats(shelf.capacity, shelf.whole.used, forms(counts, tier))
                 for tier, shelf in catalog.residents.shelves.items()
             },
             namespaces=len(self._registry.all()),
@@ -237,9 +237,9 @@ class Service:
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         for tier, shelf in self._driver.catalog.residents.shelves.items():
-            self.metrics.used.labels(tier).set(shelf.used)
+            self.metrics.used.labels(tier).set(shelf.whole.used)
             self.metrics.capacity.labels(tier).set(shelf.capacity)
-            self.metrics.tier_blocks.labels(tier).set(self._tally.total.tiers[tier].blocks)
+            self.metrics.tier_blocks.labels(tier).set(self._tally.total.blocks(tier))
         self.metrics.blocks.set(len(self._driver.catalog.residents.entries))
         self.metrics.waiting.set(self._driver.waiting)
         for lane in self._lanes:

@@ -11,14 +11,15 @@ import numpy as np
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import BadRequest, BlockMismatch, Busy, DeadlineExceeded, UnknownNamespace
-from kvtcd.core.events import Reason, Tier
+from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain_root
 from kvtcd.core.messages import BlockHead, BlockResult
+from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
-from kvtcd.engine.mover import Origin
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import Bytes, Memory
 from kvtcd.engine.recorder import Line, Recorder
+from kvtcd.engine.steps import Origin
 
 PIECE = 1 << 20
 _MAX_FIRST = 1 << 62
@@ -81,7 +82,8 @@ class Batch:
 
     Without a parent of their own, blocks continue each other in the order they come, and one whose
     `first_token` is 0 begins a sequence. Of a sequence shorter than the policy's `min_tokens` nothing is
-    kept; how long it is shows only at the end, so its blocks take room until then.
+    kept; how long it is shows only at the end, so its blocks take room until then. A batch that is to be
+    durable rather waits for room than have others lost for it.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class Batch:
         namespace: Namespace,
         salt: bytes,
         deadline: float,
-        recorder: Recorder | None,
+        durable: bool = False,
+        recorder: Recorder | None = None,
     ) -> None:
         self._recorder = recorder
         self._driver, self._memory, self._registry = driver, memory, registry
+        self._durable = durable
         self._namespace, self._salt = namespace, salt
         self._tenant = registry.tenants[namespace.tenant]
         self._deadline = deadline
@@ -156,9 +160,7 @@ class Batch:
     def _request(
         self, head: BlockHead, nbytes: int, record_key: RecordKey, parent: RecordKey | None, position: int
     ) -> Request:
-        policy, on_disk = self._namespace.policy, self._tenant.writer is not None
-        behind = on_disk and policy.disk.write == "behind"
-        created, ttl = time.time_ns() // 1_000_000, policy.disk.ttl
+        created, ttl = time.time_ns() // 1_000_000, self._namespace.policy.disk.ttl
         older = self._record_key(head.supersedes) if head.supersedes else None
         origin = Origin(
             self._namespace, head.key, self._salt, parent, head.first_token, head.tokens, nbytes,
@@ -168,7 +170,7 @@ class Batch:
         def event(ticket: int) -> ev.Put:
             return ev.Put(
                 ticket, record_key, self._namespace.number, head.tokens, nbytes, parent, older,
-                behind=behind, packable=on_disk, position=position, on_sight=policy.admit.on_sight, ttl=ttl,
+                position, patient=self._durable,
             )  # fmt: skip
 
         def granted() -> None:
@@ -194,8 +196,8 @@ class Batch:
             self._results.append(BlockResult(slot.key, "stored"))
             self._held.append((slot.key, slot.record_key))
 
-    async def commit(self, *, durable: bool) -> list[BlockResult]:
-        """Make the finished blocks readable, drop the others; with `durable`, wait until they are on disk.
+    async def commit(self) -> list[BlockResult]:
+        """Make the finished blocks readable, drop the others; a durable batch waits until they are on disk.
 
         Raises:
             DeadlineExceeded: they are stored, but not yet on disk.
@@ -207,7 +209,7 @@ class Batch:
         self._drop(self._open, "truncated")
         self._driver.tell(ev.Touch(tuple(record_key for _, record_key in self._held)))
         results = {result.key: result for result in self._results}
-        if durable:
+        if self._durable:
             for result in await settle(self._driver, self._tenant, self._held, self._deadline):
                 if result.outcome == "dropped":
                     results[result.key] = result

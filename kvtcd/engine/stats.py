@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtcd.engine.tally import Counts, TierCounts
+from kvtcd.core.place import Place, Tier
+from kvtcd.engine.tally import Counts, PlaceCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +14,11 @@ class TierStats:
 
     capacity: int
     used: int
-    counts: TierCounts
+    counts: dict[str, object]
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        return {"capacity": self.capacity, "used": self.used, **_tier(self.counts)}
+        return {"capacity": self.capacity, "used": self.used, **self.counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,19 @@ class Stats:
             "own": {
                 name: {
                     "misses": counts.misses,
-                    "tiers": {str(t): _tier(counts.tiers[t]) for t in counts.tiers if t in self.tiers},
+                    "tiers": {name: forms(counts, Tier(name)) for name in self.tiers},
                 }
                 for name, counts in self.own.items()
             },
         }
 
 
-def _tier(counts: TierCounts) -> dict[str, object]:
+def forms(counts: Counts, tier: Tier) -> dict[str, object]:
+    """Return what was counted in a tier, for each form that its copies have."""
+    return {str(place.form): _place(counts.places[place]) for place in Place if place.tier is tier}
+
+
+def _place(counts: PlaceCounts) -> dict[str, object]:
     return {
         "blocks": counts.blocks,
         "bytes": counts.bytes,

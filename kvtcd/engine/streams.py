@@ -75,7 +75,10 @@ async def came(event: Future[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of the two ways a block goes, up and down. Stages may share a stream."""
+    """The stages of the two ways a block goes, up and down, and of a copy to or from a GPU.
+
+    Stages may share a stream.
+    """
 
     read: Stage
     check: Stage
@@ -88,10 +91,12 @@ class Stages:
     deflate: Stage
     seal: Stage
 
+    copy: Stage
+
     def streams(self) -> tuple[Stream, ...]:
         """Return every stream once."""
         every = (
             self.read, self.check, self.inflate, self.synthesize, self.scatter,
-            self.gather, self.analyze, self.deflate, self.seal,
+            self.gather, self.analyze, self.deflate, self.seal, self.copy,
         )  # fmt: skip
         return tuple(dict.fromkeys(stage.stream for stage in every))

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Tier
+from kvtcd.core.place import Place, Tier
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.metrics import Metrics
 
-_SPEED = {tier: number for number, tier in enumerate(Tier)}
-
 
 @dataclass(slots=True)
-class TierCounts:
-    """Copies in one tier.
+class PlaceCounts:
+    """Copies in one place.
 
     Attributes:
         blocks: that can be read from it now.
         bytes: of these.
-        hits: blocks that were read and lay no higher.
+        hits: blocks that were read and lay nowhere higher.
         promotions: copies that came up to it.
         demotions: copies that came down to it.
         dropped: copies that it let go, by reason.
@@ -40,7 +38,13 @@ class Counts:
     """One namespace, or all of them; `misses` are reads of blocks that were nowhere."""
 
     misses: int = 0
-    tiers: dict[Tier, TierCounts] = field(default_factory=lambda: {tier: TierCounts() for tier in Tier})
+    places: dict[Place, PlaceCounts] = field(
+        default_factory=lambda: {place: PlaceCounts() for place in Place}
+    )
+
+    def blocks(self, tier: Tier) -> int:
+        """Return the copies in a tier, in either form."""
+        return sum(counts.blocks for place, counts in self.places.items() if place.tier is tier)
 
 
 class Tally:
@@ -66,41 +70,41 @@ class Tally:
         """Forget a namespace that is gone."""
         self._namespaces.pop(namespace, None)
 
-    def found(self, namespace: int, tier: Tier | None) -> None:
-        """Count a read; `tier` None: the block was nowhere."""
+    def found(self, namespace: int, place: Place | None) -> None:
+        """Count a read; `place` None: the block was nowhere."""
         for counts in (self.total, self.of(namespace)):
-            if tier is None:
+            if place is None:
                 counts.misses += 1
             else:
-                counts.tiers[tier].hits += 1
+                counts.places[place].hits += 1
 
     def count(self, changes: Sequence[Change]) -> None:
         """Count changes; called before anything that they speak of is carried out."""
         for change in changes:
             for counts in (self.total, self.of(change.entry.namespace)):
                 match change:
-                    case Stored(entry, tier):
-                        _come(counts.tiers[tier], entry, tier)
+                    case Stored(entry, place):
+                        _come(counts.places[place], entry, place)
                     case Moved(entry, source, target):
-                        _come(counts.tiers[target], entry, target)
-                        if _SPEED[target] < _SPEED[source]:
-                            counts.tiers[target].promotions += 1
+                        _come(counts.places[target], entry, target)
+                        if target < source:
+                            counts.places[target].promotions += 1
                         else:
-                            counts.tiers[target].demotions += 1
-                    case Left(entry, tier, reason):
-                        counts.tiers[tier].blocks -= 1
-                        counts.tiers[tier].bytes -= _nbytes(entry, tier)
-                        counts.tiers[tier].dropped[reason] += 1
+                            counts.places[target].demotions += 1
+                    case Left(entry, place, reason):
+                        counts.places[place].blocks -= 1
+                        counts.places[place].bytes -= _nbytes(entry, place)
+                        counts.places[place].dropped[reason] += 1
             if isinstance(change, Left):
-                self._metrics.dropped.labels(change.tier, change.reason).inc()
+                self._metrics.dropped.labels(change.place, change.reason).inc()
 
 
-def _come(counts: TierCounts, entry: Entry, tier: Tier) -> None:
+def _come(counts: PlaceCounts, entry: Entry, place: Place) -> None:
     counts.blocks += 1
-    counts.bytes += _nbytes(entry, tier)
+    counts.bytes += _nbytes(entry, place)
 
 
-def _nbytes(entry: Entry, tier: Tier) -> int:
-    copy = entry.at(tier)
+def _nbytes(entry: Entry, place: Place) -> int:
+    copy = entry.at(place)
     assert copy is not None, "what comes or goes is there"
     return copy.nbytes

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from kvtcd.core import events as ev
-from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt, StoreFailed
-from kvtcd.core.events import Reason
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
-from kvtcd.core.policy import Policy, governing
+from kvtcd.core.policy import CodecChoice, Policy, governing
+from kvtcd.engine import recovery
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
@@ -85,7 +84,7 @@ class Tenancy:
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
             return True
-        values = await writer.exclusive(_mend)
+        values = await writer.exclusive(recovery.mend)
         if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
             await writer.close()
             return True
@@ -109,41 +108,13 @@ class Tenancy:
         """Rebuild the index from envelopes alone; what fails its MAC or belongs nowhere is dropped."""
         assert tenant.writer is not None, "only tenants with an environment are recovered"
         known = {ns.digest: ns for ns in tenant.namespaces.values()}
-        now = time.time_ns() // 1_000_000
-
-        def read(environment: Environment) -> tuple[list[tuple[int, ev.Recovered]], list[RecordKey]]:
-            found, refused = [], []
-            for stored in environment.scan():
-                key = RecordKey(stored.key)
-                try:
-                    envelope = records.open_envelope(tenant.keys, key, stored.envelope)
-                except Corrupt as error:
-                    self._metrics.damaged.labels(type(error).__name__).inc()
-                    refused.append(key)
-                    continue
-                namespace = known.get(envelope.namespace)
-                if namespace is None or namespace.generation != envelope.generation:
-                    self._metrics.foreign.inc()
-                    refused.append(key)
-                    continue
-                left = None if envelope.expires is None else (envelope.expires - now) // 1000
-                if left is not None and left <= 0:
-                    self._metrics.lost.labels(Reason.EXPIRED).inc()
-                    refused.append(key)
-                    continue
-                event = ev.Recovered(
-                    key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint,
-                    envelope.parent, envelope.first_token or 0, left,
-                )  # fmt: skip
-                found.append((envelope.created, event))
-            found.sort(key=lambda pair: pair[0])  # for the order of use, which is not kept
-            return found, refused
-
-        found, refused = await tenant.writer.exclusive(read)
+        found, refused = await tenant.writer.exclusive(
+            lambda environment: recovery.scan(environment, tenant.keys, known, self._metrics)
+        )
         for key in refused:
             with suppress(StoreFailed):  # logged by the writer; the record is refused again at the next start
                 await tenant.writer.drop(key)
-        for number, (_, event) in enumerate(found):
+        for number, event in enumerate(found):
             self._driver.tell(event)
             if number % 1000 == 0:
                 await asyncio.sleep(0)
@@ -193,7 +164,16 @@ class Tenancy:
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
         policy = _governing(self._policies, name, identity)
         codec = await self._codec(name, identity, policy)
-        return self.registry.add(tenant, name, identity, generation=generation, policy=policy, codec=codec)
+        lossless = await self._lane.run(self._codecs, identity, CodecChoice("lossless"))
+        namespace = self.registry.add(
+            tenant, name, identity, generation=generation, policy=policy, codec=codec, lossless=lossless
+        )
+        self._govern(namespace)
+        return namespace
+
+    def _govern(self, namespace: Namespace) -> None:
+        on_disk = self.registry.tenants[namespace.tenant].writer is not None
+        self._driver.tell(ev.Govern(namespace.number, namespace.tenant, namespace.policy, on_disk))
 
     async def _codec(self, name: str, identity: Identity, policy: Policy) -> Codec:
         codec = await self._lane.run(self._codecs, identity, policy.codec)
@@ -215,8 +195,10 @@ class Tenancy:
                     codec = await self._codec(namespace.name, namespace.identity, policy)
                 chosen.append((namespace, policy, codec))
             self._policies = policies
+            self._driver.tell(ev.Mark(policies[-1]))
             for namespace, policy, codec in chosen:
                 namespace.policy, namespace.codec = policy, codec
+                self._govern(namespace)
 
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
@@ -229,6 +211,7 @@ class Tenancy:
         owner = self.registry.tenants[tenant]
         self.registry.closing.add(namespace.number)
         try:
+            self._driver.tell(ev.Close(namespace.number))
             keys = self._driver.catalog.blocks(namespace.number)
             await self.delete(keys, owner)
             if owner.writer is not None:
@@ -240,10 +223,13 @@ class Tenancy:
                 remaining[TENANT_NAME] = tenant.encode()
 
                 def rewrite(environment: Environment) -> None:
-                    environment.rewrite(lambda data: _belongs_elsewhere(data, namespace.digest), remaining)
+                    environment.rewrite(
+                        lambda data: recovery.belongs_elsewhere(data, namespace.digest), remaining
+                    )
 
                 await owner.writer.exclusive(rewrite)
             self.registry.remove(namespace)
+            self._driver.tell(ev.Ungovern(namespace.number))
         finally:
             self.registry.closing.discard(namespace.number)
         return len(keys)
@@ -271,19 +257,3 @@ class Tenancy:
 
 def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
     return governing(policies, namespace=name, engine=identity.engine, model=identity.model)
-
-
-def _mend(environment: Environment) -> dict[str, bytes]:
-    """Put an environment in order after an unclean end; return what it keeps under namespace names."""
-    environment.check_readers()
-    if environment.recovered:
-        environment.drop_orphans()
-    return environment.namespaces()
-
-
-def _belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:
-    """Tell whether an envelope is intact and of another namespace."""
-    try:
-        return records.parse(envelope).namespace != namespace
-    except Corrupt:
-        return False

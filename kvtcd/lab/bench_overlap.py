@@ -31,16 +31,18 @@ from rich.table import Table
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.core.events import Move, Moved, Tier
+from kvtcd.core.events import Move, Moved
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
 from kvtcd.core.layout import Dtype, kv_layout
+from kvtcd.core.place import Place
 from kvtcd.core.policy import CodecChoice, Policy
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Mover, Origin, Outcome
+from kvtcd.engine.mover import Mover, Outcome
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.ports import Bytes, Codec
+from kvtcd.engine.steps import Origin
 from kvtcd.engine.timeline import Span, chrome_trace
 from kvtcd.engine.writer import Writer
 from kvtcd.lab.figures import write_json
@@ -160,7 +162,7 @@ async def measure(
     memory = HostMemory(groups * (raw.size + GRANULE))
     writer = Writer(await lane.run(SlowDisk, folder / "tenant", delay), lane)
     tenant = Tenant(TenantKeys.derive(secrets.token_bytes(32), "bench"), writer)
-    namespace = Namespace("bench", "bench", identity, identity.digest, 1, 1, Policy("bench"), codec)
+    namespace = Namespace("bench", "bench", identity, identity.digest, 1, 1, Policy("bench"), codec, codec)
     mover = Mover(
         memory=memory, put_record=Put, stages=stages, scratch=HeapScratch, metrics=Metrics(),
         footprint=footprint, observers=[spans.append],
@@ -175,11 +177,11 @@ async def measure(
         memory.pieces(key)[0][:] = raw
 
     async def demote(key: RecordKey) -> Outcome:
-        return await mover.demote(Move(key, Tier.HOST, Tier.DISK, 0), origins[key], tenant)
+        return await mover.move(Move(key, Place.HOST, Place.DISK, 0), namespace, tenant, origins[key])
 
     async def promote(key: RecordKey) -> Outcome:
         memory.pieces(key)[0][:] = 0
-        outcome = await mover.promote(Move(key, Tier.DISK, Tier.HOST, 0), namespace, tenant)
+        outcome = await mover.move(Move(key, Place.DISK, Place.HOST, 0), namespace, tenant, None)
         assert np.array_equal(memory.pieces(key)[0], raw), "what comes up is what went down"
         return outcome
 

@@ -51,10 +51,12 @@ class Daemon:
         self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[bytes] | None = None
         settings = config.Config(
-            daemon=config.Daemon(state=folder / "state", socket=self.socket, stop_seconds=stop_seconds),
-            host=config.Host(capacity=host),
-            disk=config.Disk(capacity=disk),
-            codec=config.Codec(profiles=profiles.absolute()),
+            daemon=config.daemon.Daemon(
+                state=folder / "state", socket=self.socket, stop_seconds=stop_seconds
+            ),
+            host=config.daemon.Host(capacity=host),
+            disk=config.daemon.Disk(capacity=disk),
+            codec=config.daemon.Codec(profiles=profiles.absolute()),
             policies=(policy.absolute(),) if policy else (),
         )
         self.config.write_text(config.dump(settings))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Event, Reason, Tier
+from kvtcd.core.events import Event, Reason
 from kvtcd.core.keys import RecordKey
-from kvtcd.core.policy import FADING, Policy
-from kvtcd.core.replacement import replacement
-from kvtcd.core.shelf import Shelf
+from kvtcd.core.place import Tier
+from kvtcd.core.policy import FADING, HostTier, Policy, Share
+from kvtcd.core.shelf import Marks, Shelf
 from kvtcd.core.sightings import Sightings
 from kvtcd.lab.trace import BLOCK_TOKENS, Request
 
@@ -31,10 +32,11 @@ class Replay:
 
     def __init__(self, policy: Policy, capacity: int) -> None:
         sightings = Sightings(FADING * policy.evict.half_life)
-        order = replacement(policy.evict, capacity, sightings)
-        tier = Shelf(capacity, 1.0, 1.0, order, leaves_first=policy.evict.leaves_first)
+        tier = Shelf(Tier.HOST, capacity, Marks(), sightings)
         self._now = 0.0
         self._catalog = Catalog({Tier.HOST: tier}, lambda _: 1, sightings, clock=lambda: self._now)
+        rules = replace(policy, host=HostTier("raw", high=1.0, low=1.0), share=Share())
+        self._catalog.handle(ev.Govern(1, "trace", rules, on_disk=False))
         self._admit = policy.admit
         self._tickets = itertools.count(1)
         self.hits = self.stored = 0
@@ -70,9 +72,9 @@ class Replay:
     def _offer(self, request: Request, number: int) -> ev.Put:
         first = number * BLOCK_TOKENS
         return ev.Put(
-            next(self._tickets), request.blocks[number], namespace=1, nbytes=1, packable=False,
+            next(self._tickets), request.blocks[number], namespace=1, nbytes=1,
             tokens=min(BLOCK_TOKENS, request.tokens - first), position=first,
-            parent=request.blocks[number - 1] if number else None, on_sight=self._admit.on_sight,
+            parent=request.blocks[number - 1] if number else None, patient=True,
         )  # fmt: skip
 
     def _publish(self, keys: list[RecordKey]) -> list[Reason | None]:
@@ -90,8 +92,8 @@ class Replay:
                         answers.append(None)
                     case ev.Deny(_, reason):
                         answers.append(reason)
-                    case ev.Drop(key, tier):
-                        pending.append(ev.Dropped(key, tier))
+                    case ev.Drop(key, place):
+                        pending.append(ev.Dropped(key, place))
                     case ev.Lost():
                         pass
                     case ev.Move():  # pragma: no cover - there is one tier

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Form
 from kvtcd.tiers.arena import Arena, Extent
 
 GRANULE = 4096
@@ -16,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class HostMemory:
-    """The host tier: raw blocks in one anonymous mapping.
+    """The host tier: blocks in one anonymous mapping, raw and packed side by side.
 
     Not safe for concurrent `allocate` and `free`, which belong to one thread; the bytes of different blocks
     may be read and written by any thread meanwhile.
@@ -32,20 +33,21 @@ class HostMemory:
         self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults on multi-megabyte blocks
         self._map.madvise(mmap.MADV_DONTDUMP)  # a core file must not hold prompts
         self._slab = np.frombuffer(self._map, dtype=np.uint8)
-        self._blocks: dict[RecordKey, tuple[Extent, ...]] = {}
+        self._copies: dict[tuple[RecordKey, Form], tuple[Extent, ...]] = {}
 
-    def allocate(self, key: RecordKey, nbytes: int) -> None:
-        """Take room for a block.
+    def allocate(self, key: RecordKey, nbytes: int, form: Form = Form.RAW) -> None:
+        """Take room for a copy of a block.
 
         Raises:
             MemoryError: less is free; the caller keeps account, so this is a bug of the caller.
         """
-        self._blocks[key] = self._arena.allocate(nbytes)
+        self._copies[key, form] = self._arena.allocate(nbytes)
 
-    def free(self, key: RecordKey) -> None:
-        """Give back the room of a block."""
-        self._arena.release(self._blocks.pop(key))
+    def free(self, key: RecordKey, form: Form = Form.RAW) -> None:
+        """Give back the room of a copy; one that has none (its move failed before) is ignored."""
+        if extents := self._copies.pop((key, form), None):
+            self._arena.release(extents)
 
-    def pieces(self, key: RecordKey) -> Sequence[Bytes]:
-        """Return the writable bytes of a block, in order; valid until `free`."""
-        return [self._slab[offset : offset + nbytes] for offset, nbytes in self._blocks[key]]
+    def pieces(self, key: RecordKey, form: Form = Form.RAW) -> Sequence[Bytes]:
+        """Return the writable bytes of a copy, in order; valid until `free`."""
+        return [self._slab[offset : offset + nbytes] for offset, nbytes in self._copies[key, form]]

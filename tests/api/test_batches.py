@@ -12,9 +12,9 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
 from kvtcd.core import wire
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
 from kvtcd.core.policy import Evict, Policy
 
 pytestmark = pytest.mark.asyncio

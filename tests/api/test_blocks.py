@@ -11,7 +11,7 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import IN_FLIGHT
-from kvtcd.core.events import Tier
+from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
 
 pytestmark = pytest.mark.asyncio

@@ -27,13 +27,13 @@ def soon() -> float:
 async def store(daemon: Daemon, name: str, *heads: BlockHead) -> None:
     """Store a sequence of blocks in one batch, durably."""
     service = daemon.toy.service
-    async with service.blocks.batch(service.namespace("uid:1", name), b"", soon()) as batch:
+    async with service.blocks.batch(service.namespace("uid:1", name), b"", soon(), durable=True) as batch:
         for head in heads:
             data = block(head.key[0], head.tokens)
             slot = await batch.reserve(head, len(data))
             if slot is not None:
                 slot.write(memoryview(data))
-        await batch.commit(durable=True)
+        await batch.commit()
 
 
 async def match(daemon: Daemon, name: str, keys, query: str = "") -> dict:

@@ -12,10 +12,10 @@ from support.http import NS, TENANT_HEADER, Daemon, closed, running, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
 
 from kvtcd.api.limits import Limits
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.notices import Notice, NoticeParser, What
+from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 from kvtcd.engine import feed
 
@@ -121,9 +121,9 @@ async def test_eviction_from_the_last_tier_is_told():
 async def test_a_block_that_lay_on_disk_since_before_the_start_is_named(tmp_path):
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register("uid:1", "n", IDENTITY)
-        async with toy.service.blocks.batch(ns, b"", soon()) as batch:
+        async with toy.service.blocks.batch(ns, b"", soon(), durable=True) as batch:
             (await batch.reserve(BlockHead(key(1), BLOCK_TOKENS), BLOCK_BYTES)).write(memoryview(block(1)))
-            await batch.commit(durable=True)
+            await batch.commit()
     async with toy_service(tmp_path) as toy:
         ns = toy.service.namespace("uid:1", "n")
         with toy.service.feeds.listen("uid:1", None, None) as listener:

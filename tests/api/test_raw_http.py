@@ -231,7 +231,7 @@ async def test_downloads_that_are_cut_or_never_read_let_go_of_their_block():
         stalled.connect(str(daemon.socket))
         stalled.sendall(get)
         await asyncio.sleep(0.1)
-        assert any(entry.pins for entry in daemon.toy.catalog.residents.entries.values())
+        assert daemon.toy.catalog.residents.pins
         await daemon.settled()
         stalled.close()
 

@@ -18,10 +18,10 @@ from kvtcd import __version__
 from kvtcd.api.limits import Limits
 from kvtcd.client import AsyncClient, BlockHead, Client, endpoints
 from kvtcd.core import errors, wire
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import Found
 from kvtcd.core.notices import What
+from kvtcd.core.place import Tier
 from kvtcd.core.problem import kind_of, problem
 
 if TYPE_CHECKING:
@@ -418,7 +418,7 @@ async def test_frames_that_break_off_are_not_returned(kind, tmp_path, monkeypatc
 
 
 async def test_many_threads_may_use_one_client():
-    async with running(Limits(connections=64)) as daemon:
+    async with running(Limits(connections=64), host=100 * BLOCK_BYTES) as daemon:
         with Client(str(daemon.socket)) as client:
             await asyncio.to_thread(client.register, "demo", IDENTITY)
             wrong: list[object] = []

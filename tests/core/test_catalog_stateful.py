@@ -14,25 +14,55 @@ from support.invariants import check, checked_victims
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Reason, Tier
+from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
-from kvtcd.core.policy import DiskTier, Evict, EvictName, HostTier, Policy
+from kvtcd.core.place import MEMORY, Form, Place, Tier
+from kvtcd.core.policy import Admit, DiskTier, Evict, EvictName, HostTier, Policy, Promote, Share
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 
 KEYS = [RecordKey(bytes([i]) * 32) for i in range(8)]
+OWNERS = ("a", "a", "b")
+"""The tenants of namespaces 1, 2 and 3."""
+
+
+def namespace_of(key: RecordKey) -> int:
+    return 1 + (key[0] > 4) + (key[0] > 5)
+
+
+amounts = st.sampled_from([1.0, 1.0, 0.5, 0.75, 3])
+policies = st.builds(
+    Policy,
+    name=st.just("p"),
+    host=st.builds(
+        HostTier,
+        form=st.sampled_from(["raw", "raw-then-packed"]), raw=st.sampled_from([0.1, 0.5]),
+        high=st.just(0.9), low=st.just(0.6),
+    ),
+    disk=st.builds(
+        DiskTier,
+        write=st.sampled_from(["behind", "evict"]), high=st.just(0.95), low=st.just(0.8),
+        ttl=st.sampled_from([None, None, 1, 10]),
+    ),
+    admit=st.builds(Admit, on_sight=st.sampled_from([1, 1, 1, 2, 3])),
+    evict=st.builds(Evict, st.sampled_from(get_args(EvictName)), st.booleans(), st.just(10)),
+    share=st.builds(Share, amounts, amounts),
+    promote=st.builds(Promote, st.sampled_from(["host", "gpu"]), st.sampled_from([1, 1, 2])),
+    packer_behind=st.sampled_from(["drop", "lossless"]),
+)  # fmt: skip
 
 
 @dataclass
 class World:
     """What really lies where, and what is going on: moved only by actions, as tiers would be."""
 
-    bytes_at: dict[tuple[RecordKey, Tier], bool] = field(default_factory=dict)
+    bytes_at: dict[tuple[RecordKey, Place], bool] = field(default_factory=dict)
     moves: list[ev.Move] = field(default_factory=list)
     drops: list[ev.Drop] = field(default_factory=list)
     waiting: dict[int, ev.Event] = field(default_factory=dict)
     filling: list[RecordKey] = field(default_factory=list)
     reading: list[RecordKey] = field(default_factory=list)
+    leases: list[tuple[RecordKey, ...]] = field(default_factory=list)
     moment: int = 0
     """Events told so far."""
     now: int = 0
@@ -43,7 +73,13 @@ class World:
     born: dict[RecordKey, int] = field(default_factory=dict)
     """When the put of each block was granted; one that waits may be granted after a later delete."""
     asked: dict[int, int] = field(default_factory=dict)
-    lost: int = 0
+    lost: Counter[tuple[RecordKey, Reason]] = field(default_factory=Counter)
+
+    def there(self, key: RecordKey) -> bool:
+        return any(self.bytes_at.get((key, place)) for place in Place)
+
+    def leased(self, key: RecordKey) -> bool:
+        return any(key in keys for keys in self.leases)
 
 
 class CatalogMachine(RuleBasedStateMachine):
@@ -52,25 +88,35 @@ class CatalogMachine(RuleBasedStateMachine):
     @initialize(
         host=st.integers(1, 12),
         disk=st.integers(0, 12),
-        demotions=st.integers(1, 3),
+        gpu=st.integers(0, 6),
+        descents=st.integers(1, 3),
         granule=st.integers(1, 3),
-        policy=st.sampled_from(get_args(EvictName)),
-        leaves_first=st.booleans(),
+        policy=st.tuples(policies, policies, policies),
+        on_disk=st.tuples(st.booleans(), st.just(True), st.just(True)),
+        tenants=st.builds(Share, amounts, amounts),
     )
-    def start(self, host, disk, demotions, granule, policy="lru", leaves_first=True) -> None:
+    def start(self, host, disk, descents, granule, policy, on_disk=(True,) * 3, gpu=0, tenants=None) -> None:
         self.world = World()
         self.ticket = 0
-        self.evict = Evict(policy, leaves_first, half_life=10)
         sightings = Sightings(period=10**9, width=1 << 10)  # wide enough to be exact
+        whole = Policy("p", host=HostTier(high=0.9, low=0.6), disk=DiskTier(high=0.95, low=0.8))
         tiers = shelves(
-            Policy("p", host=HostTier(0.9, 0.6), disk=DiskTier(high=0.95, low=0.8), evict=self.evict),
-            sightings, host=host, disk=disk, granule=granule,
-        )  # fmt: skip
-        self.catalog = Catalog(
-            tiers, lambda nbytes: nbytes + 1, sightings, demotions=demotions, clock=lambda: self.world.now
+            whole, sightings, host=host, disk=disk, gpu=gpu, granule=granule, tenants=tenants or Share()
         )
-        self.patch = mock.patch("kvtcd.core.room.victims", checked_victims)
+        self.catalog = Catalog(
+            tiers, lambda nbytes: nbytes + 1, sightings, descents=descents, clock=lambda: self.world.now
+        )
+        self.patch = mock.patch("kvtcd.core.relief.victims", checked_victims)
         self.patch.start()
+        self.policies: dict[int, Policy] = {}
+        self.on_disk = on_disk
+        for number in (1, 2, 3):
+            self.govern(number, policy[number - 1])
+
+    @rule(number=st.integers(1, 3), policy=policies)
+    def govern(self, number: int, policy: Policy) -> None:
+        self.policies[number] = policy
+        self.tell(ev.Govern(number, OWNERS[number - 1], policy, self.on_disk[number - 1]))
 
     def tell(self, event: ev.Event) -> None:
         self.world.moment += 1
@@ -80,45 +126,58 @@ class CatalogMachine(RuleBasedStateMachine):
                     self.granted(self.world.waiting.pop(ticket))
                 case ev.Deny(ticket, reason):
                     self.denied(self.world.waiting.pop(ticket), reason)
-                case ev.Move(key, source, _, after):
+                case ev.Move(key, source, target, after):
                     assert self.world.bytes_at.get((key, source)), "a move starts from bytes that are there"
+                    assert not self.world.bytes_at.get((key, target)), "bytes that are there are not moved"
                     assert after >= 0
+                    packs = source.form is Form.RAW and target.form is Form.PACKED
+                    packed = any(self.world.bytes_at.get((key, p)) for p in (Place.PACKED, Place.DISK))
+                    dropping = [drop for drop in self.world.drops if drop.key == key]
+                    assert not (packs and packed) or dropping, "packing happens once"
                     self.world.moves.append(action)
-                case ev.Drop(key, tier):
-                    assert not (tier is Tier.HOST and key in self.world.reading), "never under a reader"
-                    assert all(m.key != key or m.source is not tier for m in self.world.moves)
+                case ev.Drop(key, place):
+                    assert not (place is Place.HOST and key in self.world.reading), "never under a reader"
+                    assert all(m.key != key or m.source is not place for m in self.world.moves)
                     self.world.drops.append(action)
-                case ev.Lost():
-                    self.world.lost += 1
+                case ev.Lost(key, _, reason):
+                    assert not self.world.leased(key) or reason in (Reason.DAMAGED, Reason.EXPIRED)
+                    self.world.lost[key, reason] += 1
 
     def denied(self, request: ev.Event, reason: Reason) -> None:
         match request, reason:
             case ev.Put(_, key), Reason.NOT_ADMITTED:
-                seldom = self.world.seen[key] < request.on_sight
-                assert seldom or self.evict.policy == "lfu", "only lfu compares newcomers"
+                policy = self.policies[request.namespace]
+                seldom = self.world.seen[key] < policy.admit.on_sight
+                assert seldom or policy.evict.policy == "lfu", "only lfu compares newcomers"
             case ev.Get(_, key), Reason.NOT_FOUND:
                 assert (
                     key not in self.world.reading
                     or self.world.now >= self.world.ends[key]
-                    or (self.catalog.residents.entries[key].doomed)
+                    or key in self.catalog.residents.doomed
                 ), "what is read can be found"
 
     def granted(self, request: ev.Event) -> None:
         match request:
-            case ev.Put(_, key, on_sight=on_sight, ttl=ttl):
-                assert self.world.seen[key] >= on_sight, "seen too seldom"
+            case ev.Put(_, key, namespace):
                 self.world.filling.append(key)
                 self.world.born[key] = self.world.moment
+                ttl = self.policies[namespace].disk.ttl
                 self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
             case ev.Get(_, key):
-                assert self.world.bytes_at.get((key, Tier.HOST)), "a reader finds bytes"
+                assert self.world.bytes_at.get((key, Place.HOST)), "a reader finds bytes"
                 self.world.reading.append(key)
+            case ev.Prefetch(_, key, tier):
+                place = Place.GPU if tier is Tier.GPU else Place.HOST
+                assert self.world.bytes_at.get((key, place)), "what was fetched ahead is there"
+            case ev.Lease(_, keys):
+                assert all(self.catalog.places(key) for key in keys), "what is leased is there"
+                self.world.leases.append(keys)
             case ev.Settle(_, (key,), evict):  # of several, an early one may be evicted before the last
-                assert self.world.bytes_at.get((key, Tier.DISK)), "durable means on disk"
-                assert not (evict and self.world.bytes_at.get((key, Tier.HOST)))
+                assert self.world.bytes_at.get((key, Place.DISK)), "durable means on disk"
+                assert not (evict and any(self.world.bytes_at.get((key, place)) for place in MEMORY))
             case ev.Delete(ticket, keys):
                 for key in keys:
-                    there = any(self.world.bytes_at.get((key, tier)) for tier in Tier)
+                    there = self.world.there(key)
                     later = there and self.world.born[key] > self.world.asked[ticket]
                     assert later or not there, "what was deleted is gone"
 
@@ -133,19 +192,20 @@ class CatalogMachine(RuleBasedStateMachine):
 
     @rule(
         key=st.sampled_from(KEYS), nbytes=st.integers(1, 6), parent=st.sampled_from([None, *KEYS]),
-        older=st.sampled_from([None, *KEYS]), behind=st.booleans(), packable=st.booleans(),
-        on_sight=st.sampled_from([1, 1, 1, 2, 3]), ttl=st.sampled_from([None, None, 1, 10]),
+        older=st.sampled_from([None, *KEYS]), patient=st.booleans(),
     )  # fmt: skip
-    def put(self, key, nbytes, parent, older, behind, packable, on_sight=1, ttl=None) -> None:
-        ticket = self.next_ticket()
-        parent, older = (None if other == key else other for other in (parent, older))
+    def put(self, key, nbytes, parent=None, older=None, patient=True) -> None:
+        ticket, namespace = self.next_ticket(), namespace_of(key)
+        parent, older = (
+            None if other == key or other is None or namespace_of(other) != namespace else other
+            for other in (parent, older)
+        )
         if parent is not None and parent >= key:
             parent = None  # hashes make chains acyclic; so do these
         self.world.seen[key] += 1
-        offer = ev.Put(
-            ticket, key, 1, nbytes, nbytes, parent, older, behind, packable, 1000 * key[0], on_sight, ttl
+        self.ask(
+            ev.Put(ticket, key, namespace, nbytes, nbytes, parent, older, 1000 * key[0], patient), ticket
         )
-        self.ask(offer, ticket)
 
     @rule(key=st.sampled_from(KEYS))
     def get(self, key: RecordKey) -> None:
@@ -153,12 +213,30 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.seen[key] += bool(self.catalog.tiers(key))
         self.ask(ev.Get(ticket, key), ticket)
 
+    @rule(key=st.sampled_from(KEYS), tier=st.sampled_from(list(Tier)))
+    def prefetch(self, key: RecordKey, tier: Tier) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Prefetch(ticket, key, tier), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True))
+    def lease(self, keys) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Lease(ticket, tuple(keys)), ticket)
+        assert ticket not in self.world.waiting, "a lease is answered at once"
+
+    @precondition(lambda self: self.world.leases)
+    @rule(data=st.data())
+    def unlease(self, data) -> None:
+        keys = self.world.leases.pop(data.draw(st.integers(0, len(self.world.leases) - 1)))
+        self.tell(ev.Unlease(keys))
+
     @rule(seconds=st.integers(0, 12))
     def wait(self, seconds: int) -> None:
         self.world.now += seconds
         self.tell(ev.Tick())
         for entry in self.catalog.residents.entries.values():
-            assert entry.doomed or not self.catalog.residents.expired(entry), "a round of ticks misses none"
+            doomed = entry.key in self.catalog.residents.doomed
+            assert doomed or not self.catalog.residents.expired(entry), "a round of ticks misses none"
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), evict=st.booleans())
     def settle(self, keys, evict) -> None:
@@ -187,7 +265,7 @@ class CatalogMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(self.world.filling))
         self.world.filling.remove(key)
         if arrives:
-            self.world.bytes_at[key, Tier.HOST] = True
+            self.world.bytes_at[key, Place.HOST] = True
             self.tell(ev.Filled(key))
         else:
             self.tell(ev.Abandoned(key))
@@ -214,10 +292,14 @@ class CatalogMachine(RuleBasedStateMachine):
         raw = self.catalog.residents.entries[move.key].raw_bytes
         if outcome == "moved":
             self.world.bytes_at[move.key, move.target] = True
-            size = raw if move.target is Tier.HOST else max(1, raw + 1 - shrink)
+            size = raw if move.target.form is Form.RAW else max(1, raw + 1 - shrink)
+            if move.source.form is Form.PACKED and move.target.form is Form.PACKED:
+                size = self.catalog.residents.entries[move.key].copies[move.source].nbytes
+                size = min(size, raw + 1)
             self.tell(ev.Moved(move.key, size))
         else:
-            self.tell(ev.MoveFailed(move.key, damaged=outcome == "damaged" and move.source is Tier.DISK))
+            damaged = outcome == "damaged" and move.source.form is Form.PACKED
+            self.tell(ev.MoveFailed(move.key, damaged=damaged))
 
     @precondition(lambda self: self.world.drops)
     @rule(data=st.data())
@@ -227,32 +309,38 @@ class CatalogMachine(RuleBasedStateMachine):
 
     def finish_drop(self, drop: ev.Drop) -> None:
         self.world.drops.remove(drop)
-        self.world.bytes_at.pop((drop.key, drop.tier), None)
-        self.tell(ev.Dropped(drop.key, drop.tier))
+        self.world.bytes_at.pop((drop.key, drop.place), None)
+        self.tell(ev.Dropped(drop.key, drop.place))
 
     @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 3), ttl=st.sampled_from([None, 5]))
     def recover(self, key: RecordKey, nbytes: int, ttl: int | None = None) -> None:
-        disk = self.catalog.residents.shelves.get(Tier.DISK)
-        if disk is None or key in self.catalog.residents.entries or not disk.fits(nbytes):
+        disk, namespace = self.catalog.residents.shelves.get(Tier.DISK), namespace_of(key)
+        if disk is None or key in self.catalog.residents.entries or disk.tight(namespace, nbytes):
             return
-        self.world.bytes_at[key, Tier.DISK] = True
+        if not self.on_disk[namespace - 1]:
+            return
+        self.world.bytes_at[key, Place.DISK] = True
         self.world.born[key] = self.world.moment
         self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
-        self.tell(ev.Recovered(key, 1, nbytes, nbytes, nbytes, None, 0, ttl))
+        self.tell(ev.Recovered(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl))
 
     @invariant()
     def truth(self) -> None:
         if hasattr(self, "catalog"):
             check(self.catalog)
             for key in KEYS:
-                for tier in self.catalog.tiers(key):
-                    assert self.world.bytes_at.get((key, tier)), "only what is there is offered"
-                    assert self.world.now < self.world.ends[key], "nothing is served after its time"
+                for place in self.catalog.places(key):
+                    assert self.world.bytes_at.get((key, place)), "only what is there is offered"
+                    late = self.world.now >= self.world.ends[key]
+                    assert not late or self.world.leased(key), "nothing is served after its time"
 
     def teardown(self) -> None:
         """Liveness: once the world has caught up, nobody waits."""
         if not hasattr(self, "catalog"):
             return
+        self.catch_up()
+        while self.world.leases:  # a delete may wait for them, and a put for the delete
+            self.tell(ev.Unlease(self.world.leases.pop()))
         self.catch_up()
         assert not self.world.waiting, f"still waiting: {self.world.waiting}"
         assert not self.world.moves
@@ -270,7 +358,7 @@ class CatalogMachine(RuleBasedStateMachine):
                 self.finish_drop(self.world.drops[0])
             elif self.world.filling:
                 key = self.world.filling.pop()
-                self.world.bytes_at[key, Tier.HOST] = True
+                self.world.bytes_at[key, Place.HOST] = True
                 self.tell(ev.Filled(key))
             elif self.world.reading:
                 self.tell(ev.Release(self.world.reading.pop()))
@@ -279,10 +367,14 @@ class CatalogMachine(RuleBasedStateMachine):
             check(self.catalog)
 
 
+def raw(**fields: object) -> tuple[Policy, ...]:
+    return (Policy("p", host=HostTier("raw", high=0.9, low=0.6), evict=Evict("lru"), **fields),) * 3
+
+
 def test_a_block_that_is_to_leave_the_host_keeps_its_disk_copy() -> None:
     """Found by a long run: a demotion waited for ever when the disk copy went under a held host copy."""
     machine = CatalogMachine()
-    machine.start(host=4, disk=12, demotions=1, granule=1)
+    machine.start(host=4, disk=12, descents=1, granule=1, policy=raw())
     machine.recover(KEYS[0], 1)
     machine.get(KEYS[0])
     machine.finish(machine.world.moves[0], "moved", 0)
@@ -295,14 +387,14 @@ def test_a_block_that_is_to_leave_the_host_keeps_its_disk_copy() -> None:
 def test_a_block_that_goes_while_a_reader_waits_for_room_is_not_moved_up() -> None:
     """Found by a long run: the only copy was evicted for the very room that the reader waited for."""
     machine = CatalogMachine()
-    machine.start(host=8, disk=4, demotions=1, granule=2)
-    machine.put(KEYS[2], 1, None, None, behind=False, packable=False)
+    machine.start(host=8, disk=4, descents=1, granule=2, policy=raw(disk=DiskTier("evict")))
+    machine.put(KEYS[2], 1)
     machine.world.filling.clear()
     machine.tell(ev.Abandoned(KEYS[2]))
     machine.recover(KEYS[0], 3)
-    machine.put(KEYS[1], 3, None, None, behind=False, packable=True)
+    machine.put(KEYS[1], 3)
     machine.world.filling.clear()
-    machine.world.bytes_at[KEYS[1], Tier.HOST] = True
+    machine.world.bytes_at[KEYS[1], Place.HOST] = True
     machine.tell(ev.Filled(KEYS[1]))
     machine.get(KEYS[0])
     machine.finish_drop(machine.world.drops[0])

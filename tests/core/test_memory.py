@@ -26,8 +26,10 @@ def key(number: int) -> RecordKey:
 @pytest.mark.parametrize("policy", ["lru", "lfu", "arc", "s3fifo"])
 def test_a_block_on_disk_takes_at_most_400_bytes(policy) -> None:
     sightings = Sightings(width=64)
-    tiers = shelves(Policy("p", evict=Evict(policy)), sightings, host=1 << 30, disk=1 << 50, granule=1)
+    rules = Policy("p", evict=Evict(policy))
+    tiers = shelves(rules, sightings, host=1 << 30, disk=1 << 50, granule=1)
     catalog = Catalog(tiers, lambda nbytes: nbytes, sightings)
+    catalog.handle(ev.Govern(1, "tenant", rules))
     gc.collect()
     tracemalloc.start()
     for number in range(BLOCKS):

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtcd.core.errors import BadKey, BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, kv_layout
@@ -25,6 +24,7 @@ from kvtcd.core.messages import (
     keys_to_json,
 )
 from kvtcd.core.operation import Operation
+from kvtcd.core.place import Tier
 
 KEYS = st.binary(min_size=1, max_size=64).map(EngineKey)
 TOKENS = st.integers(1, 1 << 16)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvtcd.core.errors import BadField, BadRequest
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.notices import Notice, NoticeParser, What
+from kvtcd.core.place import Tier
 
 
 def key(number: int) -> EngineKey:

@@ -8,10 +8,11 @@ from typing import get_args
 import pytest
 from support.invariants import checked_victims
 
+from kvtcd.core import events as ev
 from kvtcd.core.entry import Entry, Kind, State
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import RecordKey
-from kvtcd.core.policy import Evict, EvictName, Policy
+from kvtcd.core.place import Place, Tier
+from kvtcd.core.policy import Evict, EvictName, HostTier, Policy
 from kvtcd.core.residency import Residents
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
@@ -27,13 +28,17 @@ def key(number: int) -> RecordKey:
 class Tiers:
     """A host tier and a disk tier of blocks of one byte."""
 
-    def __init__(self, policy: EvictName = "lru", *, leaves_first: bool = True) -> None:
+    def __init__(
+        self, evict: EvictName = "lru", *, leaves_first: bool = True, form: str = "raw", namespaces: int = 1
+    ) -> None:
         self.sightings = Sightings(period=10**9, width=1 << 14)
-        evict = Evict(policy, leaves_first=leaves_first)
-        tiers = shelves(Policy("p", evict=evict), self.sightings, host=10_000, disk=10_000, granule=1)
+        policy = Policy("p", host=HostTier(form), evict=Evict(evict, leaves_first=leaves_first))
+        tiers = shelves(policy, self.sightings, host=10_000, disk=10_000, granule=1)
         self.residents = Residents(tiers)
+        for namespace in range(1, namespaces + 1):
+            self.residents.govern(ev.Govern(namespace, "tenant", policy))
         self.named = 0
-        order = tiers[Tier.HOST].order
+        order = tiers[Tier.HOST].parts[Place.HOST][1].order
         coldest = order.coldest
 
         def counted():
@@ -43,17 +48,24 @@ class Tiers:
 
         order.coldest = counted
 
-    def add(self, number: int, parent: int | None = None, tier: Tier = Tier.HOST) -> Entry:
+    def add(
+        self, number: int, parent: int | None = None, place: Place = Place.HOST, namespace: int = 1
+    ) -> Entry:
         above = None if parent is None else key(parent)
-        entry = Entry(key(number), Kind(1, 1, 1), parent=above)
+        entry = Entry(key(number), Kind(namespace, 1, 1), parent=above)
         self.sightings.note(key(number))
-        self.residents.admit(entry, tier, State.READY, 1)
+        self.residents.admit(entry, place, State.READY, 1)
         return entry
 
+    def victims(self, place: Place, excess: int) -> list[Entry]:
+        account = self.residents.shelves[place.tier].whole
+        return checked_victims(self.residents, place, account, excess)
+
     def evict_one(self) -> Entry:
-        (entry,) = victims(self.residents, Tier.HOST, 1)
-        self.residents.drop(entry, Tier.HOST)
-        self.residents.dropped(entry, Tier.HOST)
+        account = self.residents.shelves[Tier.HOST].whole
+        (entry,) = victims(self.residents, Place.HOST, account, 1)
+        self.residents.drop(entry, Place.HOST)
+        self.residents.dropped(entry, Place.HOST)
         return entry
 
 
@@ -109,47 +121,45 @@ def test_one_search_takes_a_whole_chain_when_it_must() -> None:
     for number in range(5):
         tiers.add(number, number - 1 if number else None)
 
-    assert [entry.key for entry in victims(tiers.residents, Tier.HOST, 5)] == [
-        key(n) for n in (4, 3, 2, 1, 0)
-    ]
+    assert [entry.key for entry in tiers.victims(Place.HOST, 5)] == [key(n) for n in (4, 3, 2, 1, 0)]
 
 
 def test_a_chain_whose_end_is_read_waits() -> None:
     tiers = Tiers()
     for number in range(3):
         tiers.add(number, number - 1 if number else None)
-    tiers.residents.entries[key(2)].pins = 1
+    tiers.residents.pins[key(2)] = 1
 
-    assert victims(tiers.residents, Tier.HOST, 1) == []
-    tiers.residents.entries[key(2)].pins = 0
+    assert tiers.victims(Place.HOST, 1) == []
+    del tiers.residents.pins[key(2)]
     assert tiers.evict_one().key == key(2)
 
 
 def test_a_child_on_disk_does_not_keep_its_parent_on_the_host() -> None:
     tiers = Tiers()
     parent = tiers.add(0)
-    tiers.add(1, 0, Tier.DISK)
+    tiers.add(1, 0, Place.DISK)
     tiers.add(2)
 
-    assert victims(tiers.residents, Tier.HOST, 1) == [parent], "it may join its child on disk"
+    assert tiers.victims(Place.HOST, 1) == [parent], "it may join its child on disk"
 
 
 def test_a_child_on_the_host_keeps_its_parent_on_disk() -> None:
     tiers = Tiers()
-    tiers.add(0, None, Tier.DISK)
+    tiers.add(0, None, Place.DISK)
     tiers.add(1, 0)
-    other = tiers.add(2, None, Tier.DISK)
+    other = tiers.add(2, None, Place.DISK)
 
-    assert checked_victims(tiers.residents, Tier.DISK, 1) == [other]
+    assert tiers.victims(Place.DISK, 1) == [other]
 
 
 def test_when_children_on_the_host_hold_the_whole_disk_a_parent_goes_all_the_same() -> None:
     """Nobody could come down otherwise, and so nobody would ever go."""
     tiers = Tiers()
-    parent = tiers.add(0, None, Tier.DISK)
+    parent = tiers.add(0, None, Place.DISK)
     tiers.add(1, 0)
 
-    assert victims(tiers.residents, Tier.DISK, 1) == [parent]
+    assert tiers.victims(Place.DISK, 1) == [parent]
 
 
 def test_a_block_does_not_continue_itself() -> None:
@@ -157,7 +167,7 @@ def test_a_block_does_not_continue_itself() -> None:
     entry = tiers.add(0, 0)
 
     assert entry.parent is None
-    assert victims(tiers.residents, Tier.HOST, 1) == [entry]
+    assert tiers.victims(Place.HOST, 1) == [entry]
 
 
 def test_a_parent_that_comes_after_its_children_is_held_too() -> None:
@@ -169,3 +179,29 @@ def test_a_parent_that_comes_after_its_children_is_held_too() -> None:
         tiers.residents.use(key(number))
 
     assert [tiers.evict_one().key for _ in range(3)] == [key(1), key(2), key(0)]
+
+
+def test_of_several_namespaces_the_copy_that_was_idle_longest_goes() -> None:
+    tiers = Tiers(namespaces=3)
+    for second, number in enumerate((7, 3, 5, 1, 9)):
+        tiers.sightings.now = second
+        tiers.add(number, namespace=1 + number % 3)
+
+    assert [entry.key for entry in tiers.victims(Place.HOST, 5)] == [key(n) for n in (7, 3, 5, 1, 9)]
+
+
+def test_blocks_that_are_packed_in_place_go_without_regard_to_what_continues_them() -> None:
+    tiers = Tiers(form="raw-then-packed")
+    parent = tiers.add(0)
+    tiers.add(1, 0)
+
+    assert tiers.victims(Place.HOST, 1) == [parent], "it stays in memory, and so does its prefix"
+
+
+def test_an_account_of_one_namespace_names_only_its_own() -> None:
+    tiers = Tiers(namespaces=2)
+    tiers.add(0, namespace=1)
+    other = tiers.add(1, namespace=2)
+    own = tiers.residents.shelves[Tier.HOST].accounts(2)[0]
+
+    assert victims(tiers.residents, Place.HOST, own, 5) == [other]

@@ -27,12 +27,12 @@ def key(number: int) -> EngineKey:
 
 async def store(service, ns, *heads: BlockHead, durable: bool = True) -> list[str]:
     """Store blocks of these heads in one batch; return the outcomes in their order."""
-    async with service.blocks.batch(ns, b"", soon()) as batch:
+    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
         for head in heads:
             slot = await batch.reserve(head, LAYOUT.nbytes(head.tokens))
             if slot is not None:
                 slot.write(memoryview(block(head.key[-1], head.tokens)))
-        results = {result.key: result for result in await batch.commit(durable=durable)}
+        results = {result.key: result for result in await batch.commit()}
     return [results[head.key].reason or results[head.key].outcome for head in heads]
 
 

@@ -10,9 +10,9 @@ from support.invariants import check
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
 
 from kvtcd.core.errors import NotFound
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
 from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
@@ -25,11 +25,11 @@ def soon() -> float:
 
 
 async def store(service, ns, *, key, data, durable=False) -> None:
-    async with service.blocks.batch(ns, b"", soon()) as batch:
+    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
         tokens = len(data) // LAYOUT.token_bytes
         slot = await batch.reserve(BlockHead(key, tokens, first_token=0), len(data))
         slot.write(memoryview(data))
-        await batch.commit(durable=durable)
+        await batch.commit()
 
 
 async def fetch(service, ns, key) -> bytes:
@@ -144,12 +144,12 @@ async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path) 
         await toy.service.blocks.demote(ns, small[::2], b"", soon())
         data = block(9)
         await store(toy.service, ns, key=KEYS[0], data=data)
-        down = [len(pieces) for pieces in toy.memory._blocks.values()]
+        down = [len(pieces) for pieces in toy.memory._copies.values()]
         await toy.service.blocks.demote(ns, KEYS[:1], b"", soon())
         await store(toy.service, ns, key=KEYS[1], data=block(10))  # other bytes where it lay
         await toy.service.blocks.delete(ns, KEYS[1:2], b"")
         body = await fetch(toy.service, ns, KEYS[0])
-        up = [len(pieces) for pieces in toy.memory._blocks.values()]
+        up = [len(pieces) for pieces in toy.memory._copies.values()]
         rest = [await fetch(toy.service, ns, key) for key in small]
 
     assert max(down) == max(up) == 2, "it lay in two pieces both times"

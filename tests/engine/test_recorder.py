@@ -45,7 +45,7 @@ async def test_what_is_asked_is_written_down_without_a_key_of_the_engine(tmp_pat
             for number in (1, 2):
                 slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS), BLOCK_BYTES)
                 slot.write(memoryview(block(number)))
-            await batch.commit(durable=False)
+            await batch.commit()
         async with blocks.read(ns, key(1), b"salt", soon()):
             pass
         async for _ in blocks.read_many(ns, [key(2), key(3)], b"salt", soon()):

@@ -23,9 +23,9 @@ from kvtcd.core.errors import (
     UnknownNamespace,
     UnknownProfile,
 )
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 from kvtcd.tiers.disk import Put
 
@@ -43,13 +43,13 @@ def key(number: int) -> EngineKey:
 
 async def store(service, ns, items, *, salt=b"", durable=False, deadline=None):
     """Store {key: bytes} as independent blocks."""
-    async with service.blocks.batch(ns, salt, deadline or soon()) as batch:
+    async with service.blocks.batch(ns, salt, deadline or soon(), durable=durable) as batch:
         for number, data in items.items():
             tokens = len(data) // LAYOUT.token_bytes
             slot = await batch.reserve(BlockHead(key(number), tokens, first_token=0), len(data))
             if slot is not None:
                 slot.write(memoryview(data))
-        return await batch.commit(durable=durable)
+        return await batch.commit()
 
 
 async def fetch(service, ns, number, *, salt=b"") -> bytes:
@@ -119,12 +119,12 @@ async def test_what_follows_a_block_is_known_when_it_is_packed(tmp_path) -> None
     tokens = list(range(4 * BLOCK_TOKENS + 3))
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
-        async with toy.service.blocks.batch(ns, b"", soon()) as batch:
+        async with toy.service.blocks.batch(ns, b"", soon(), durable=True) as batch:
             for number, link in enumerate(chain(ns.digest, tokens, BLOCK_TOKENS)):
                 data = block(number, link.tokens)
                 slot = await batch.reserve(BlockHead(link.key, link.tokens, link.first), len(data))
                 slot.write(memoryview(data))
-            await batch.commit(durable=True)
+            await batch.commit()
         (codec,) = toy.codecs
     afters = [codec.afters[block(n, BLOCK_TOKENS if n < 4 else 3)] for n in range(5)]
     assert afters == [3 * 16 + 3, 2 * 16 + 3, 16 + 3, 3, 0]
@@ -135,14 +135,14 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
 
     async def put(service, ns, sequence, supersedes=None):
         links = list(chain(ns.digest, sequence, BLOCK_TOKENS))
-        async with service.blocks.batch(ns, b"", soon()) as batch:
+        async with service.blocks.batch(ns, b"", soon(), durable=True) as batch:
             for link in links:
                 data = block(link.tokens, link.tokens)
                 head = BlockHead(link.key, link.tokens, link.first, link.parent, supersedes)
                 slot = await batch.reserve(head, len(data))
                 if slot is not None:
                     slot.write(memoryview(data))
-            await batch.commit(durable=True)
+            await batch.commit()
         return links
 
     async with toy_service(tmp_path) as toy:
@@ -319,7 +319,7 @@ async def test_an_abandoned_batch_gives_its_room_back(tmp_path) -> None:
                 slot = await batch.reserve(BlockHead(key(1), BLOCK_TOKENS), BLOCK_BYTES)
                 slot.write(memoryview(block(1)[:100]))
         assert len(toy.catalog.residents.entries) == 0
-        assert toy.catalog.residents.shelves[Tier.HOST].used == 0
+        assert toy.catalog.residents.shelves[Tier.HOST].whole.used == 0
         with pytest.raises(NotFound):
             await fetch(toy.service, ns, 1)
 
@@ -401,7 +401,7 @@ async def test_readers_who_leave_keep_no_pin(tmp_path) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
         await toy.service._driver.idle()
         check(toy.catalog)
-        assert all(entry.pins == 0 for entry in toy.catalog.residents.entries.values())
+        assert not toy.catalog.residents.pins
 
 
 async def test_many_are_read_in_order_with_misses_between(tmp_path) -> None:
@@ -415,7 +415,7 @@ async def test_many_are_read_in_order_with_misses_between(tmp_path) -> None:
         ):
             body = b"".join(bytes(p) for p in lease.pieces()) if lease else None
             found.append((engine_key, body))
-        assert all(entry.pins == 0 for entry in toy.catalog.residents.entries.values())
+        assert not toy.catalog.residents.pins
     assert found == [(key(i), block(i) if i % 2 == 0 else None) for i in range(10)]
 
 
@@ -458,4 +458,4 @@ async def test_a_service_against_a_dict(tmp_path) -> None:
         check(toy.catalog)
         assert hits > 50
         environment = toy.service._registry.tenants[TENANT].writer.environment
-        assert environment.used == toy.catalog.residents.shelves[Tier.DISK].used
+        assert environment.used == toy.catalog.residents.shelves[Tier.DISK].whole.used

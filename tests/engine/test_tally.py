@@ -11,9 +11,9 @@ import pytest
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
 
 from kvtcd.core.errors import NotFound
-from kvtcd.core.events import Tier
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Place
 from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 
 pytestmark = pytest.mark.asyncio
@@ -29,12 +29,12 @@ def key(number: int) -> EngineKey:
 
 
 async def store(service, ns, *numbers: int, durable: bool = False, drop: bool = False) -> None:
-    async with service.blocks.batch(ns, b"", soon()) as batch:
+    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
         for number in numbers:
             slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS, 0), BLOCK_BYTES)
             if slot is not None and not drop:
                 slot.write(memoryview(block(number)))
-        await batch.commit(durable=durable)
+        await batch.commit()
 
 
 async def read(service, ns, number: int) -> bool:
@@ -45,27 +45,30 @@ async def read(service, ns, number: int) -> bool:
         return False
 
 
-def walked(toy) -> dict[tuple[int, Tier], tuple[int, int]]:
+def walked(toy) -> dict[tuple[int, Place], tuple[int, int]]:
     """Blocks and bytes of each namespace and tier, counted one by one."""
     blocks, nbytes = Counter(), Counter()
     for entry in toy.catalog.residents.entries.values():
-        for tier, copy in entry.copies.items():
-            if entry.ready(tier):
-                blocks[entry.namespace, tier] += 1
-                nbytes[entry.namespace, tier] += copy.nbytes
+        for place, copy in entry.copies.items():
+            if entry.ready(place):
+                blocks[entry.namespace, place] += 1
+                nbytes[entry.namespace, place] += copy.nbytes
     return {place: (blocks[place], nbytes[place]) for place in blocks}
 
 
-def counted(toy, *namespaces) -> dict[tuple[int, Tier], tuple[int, int]]:
+def counted(toy, *namespaces) -> dict[tuple[int, Place], tuple[int, int]]:
     tally = toy.service._tally
-    counts = {(ns.number, tier): tally.of(ns.number).tiers[tier] for ns in namespaces for tier in Tier}
+    counts = {(ns.number, p): tally.of(ns.number).places[p] for ns in namespaces for p in Place}
     return {place: (c.blocks, c.bytes) for place, c in counts.items() if c.blocks or c.bytes}
 
 
+@pytest.mark.parametrize("form", ["raw", "raw-then-packed"])
 @pytest.mark.parametrize("write", ["behind", "evict"])
-async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write):
+async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write, form):
     rng = random.Random(write)
-    policy = Policy("t", host=HostTier(1.0, 0.8), disk=DiskTier(write, 1.0, 0.8), evict=Evict("lru"))
+    policy = Policy(
+        "t", host=HostTier(form, high=1.0, low=0.8), disk=DiskTier(write, 1.0, 0.8), evict=Evict("lru")
+    )
     async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=96 << 10, policy=policy) as toy:
         service = toy.service
         spaces = [await service.register(TENANT, n, replace(IDENTITY, model=n)) for n in ("a", "b")]
@@ -91,17 +94,17 @@ async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write):
         assert counted(toy, *spaces) == walked(toy), "after moves that failed"
         for codec in toy.codecs:
             codec.fail = None
-        assert toy.service._tally.total.tiers[Tier.DISK].dropped["evicted"] > 0
+        assert toy.service._tally.total.places[Place.DISK].dropped["evicted"] > 0
         await service.purge(TENANT, "a")
         assert counted(toy, *spaces) == walked(toy)
-        assert sum(c.blocks for c in service._tally.total.tiers.values()) == sum(
+        assert sum(c.blocks for c in service._tally.total.places.values()) == sum(
             blocks for blocks, _ in walked(toy).values()
         )
-        kept = walked(toy)[spaces[1].number, Tier.DISK]
+        kept = walked(toy)[spaces[1].number, Place.DISK]
     async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=96 << 10, policy=policy) as toy:
         ns = toy.service.namespace(TENANT, "b")
         assert counted(toy, ns) == walked(toy), "what was found at the start"
-        assert counted(toy, ns)[ns.number, Tier.DISK] >= kept
+        assert kept > (0, 0) < counted(toy, ns)[ns.number, Place.DISK]
 
 
 async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_path):
@@ -129,14 +132,18 @@ async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_p
         "a": {
             "misses": 0,
             "tiers": {
-                "host": zero | {"hits": 1, "promotions": 1, "dropped": {"deleted": 2, "evicted": 1}},
-                "disk": zero | {"hits": 1, "demotions": 1, "dropped": {"deleted": 1}},
+                "host": {
+                    "raw": zero | {"hits": 1, "promotions": 1, "dropped": {"deleted": 2, "evicted": 1}},
+                    "packed": zero,
+                },
+                "disk": {"packed": zero | {"hits": 1, "demotions": 1, "dropped": {"deleted": 1}}},
             },
         },
-        "b": {"misses": 1, "tiers": {"host": zero, "disk": zero}},
+        "b": {"misses": 1, "tiers": {"host": {"raw": zero, "packed": zero}, "disk": {"packed": zero}}},
     }
-    assert theirs["a"]["tiers"]["host"] == zero | {"blocks": 1, "bytes": BLOCK_BYTES}
-    assert (tiers["host"]["hits"], tiers["host"]["blocks"], tiers["disk"]["hits"]) == (1, 1, 1)
-    assert 'kvtcd_dropped_copies_total{reason="deleted",tier="host"} 2.0' in text
+    assert theirs["a"]["tiers"]["host"]["raw"] == zero | {"blocks": 1, "bytes": BLOCK_BYTES}
+    raw, packed = tiers["host"]["raw"], tiers["disk"]["packed"]
+    assert (raw["hits"], raw["blocks"], packed["hits"]) == (1, 1, 1)
+    assert 'kvtcd_dropped_copies_total{place="host",reason="deleted"} 2.0' in text
     assert 'kvtcd_tier_blocks{tier="host"} 1.0' in text
     assert "uid:" not in text

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch, UnsupportedCache
-from kvtcd.core.events import Tier
 from kvtcd.core.layout import Dtype
+from kvtcd.core.place import Tier
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.integrations.transformers_identity import identity_of
 from kvtcd.lab.daemon import Daemon

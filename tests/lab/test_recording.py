@@ -161,7 +161,7 @@ async def session(folder: Path, record: Path) -> tuple[int, int, int]:
                     slot = await batch.reserve(head, BLOCK_BYTES)
                     if slot is not None:
                         slot.write(memoryview(block(1)))
-                await batch.commit(durable=False)
+                await batch.commit()
         counted = sum(tier.hits for tier in toy.service._tally.total.tiers.values())
     return hits, references, counted
 

@@ -104,7 +104,11 @@ class Daemon:
         residents, promotions = self.toy.catalog.residents, self.toy.catalog.room.promotions
         entries = residents.entries.values()
         moving = [c for e in entries for c in e.copies.values() if c.state is not State.READY]
-        pinned = [e for e in entries if e.pins or promotions.get(e.key) or e.key in residents.transfers]
+        pinned = [
+            e
+            for e in entries
+            if residents.pins[e.key] or promotions.get(e.key) or e.key in residents.transfers
+        ]
         return (
             [self.app[IN_FLIGHT].held, *moving, *pinned]
             if moving or pinned or self.app[IN_FLIGHT].held

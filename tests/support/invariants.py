@@ -6,10 +6,13 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvtcd.core.entry import State
-from kvtcd.core.events import Tier
+from kvtcd.core.place import BASES, MEMORY, Place, Tier
 from kvtcd.core.victims import victims
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtcd.core.account import Account
     from kvtcd.core.catalog import Catalog
     from kvtcd.core.entry import Entry
     from kvtcd.core.residency import Residents
@@ -18,95 +21,140 @@ if TYPE_CHECKING:
 def check(catalog: Catalog) -> None:
     """Assert every invariant; the messages name the rule of `core.catalog` that is broken."""
     residents, room = catalog.residents, catalog.room
-    used: Counter[Tier] = Counter()
-    leaving: Counter[Tier] = Counter()
-    demoting = 0
+    used, leaving, dropping = (
+        Counter[tuple[Tier, int]](),
+        Counter[tuple[Tier, int]](),
+        Counter[tuple[Tier, int]](),
+    )
+    descending = 0
     for key, entry in residents.entries.items():
         assert entry.copies, "1: a block without copies is forgotten"
-        assert entry.pins >= 0
-        if entry.pins:
-            assert entry.ready(Tier.HOST), "3: a pinned host copy is READY and stays"
         transfer = residents.transfers.get(key)
+        if residents.pins[key]:
+            assert entry.ready(Place.HOST), "3: a pinned host copy is READY and stays"
         if transfer:
             assert entry.ready(transfer.source), "2: a source is READY while its transfer runs"
             assert entry.copies[transfer.target].state is State.FILLING
-            demoting += transfer.target is Tier.DISK
+            descending += transfer.down
             if transfer.leaving:
-                leaving[transfer.source] += entry.copies[transfer.source].nbytes
+                leaving[transfer.source.tier, entry.namespace] += entry.copies[transfer.source].nbytes
+        if entry.ready(Place.GPU) and not transfer:
+            assert entry.kept(), "1: a copy on a GPU goes with the last other one"
         if room.promotions.get(key):
-            assert not entry.ready(Tier.HOST), "nobody waits for what is there"
-            assert not entry.doomed
-        for tier, copy in entry.copies.items():
-            used[tier] += copy.nbytes
+            assert not entry.ready(Place.HOST), "nobody waits for what is there"
+            assert key not in residents.doomed
+        for place, copy in entry.copies.items():
+            used[place.tier, entry.namespace] += copy.nbytes
             assert (copy.rank is not None) == (copy.state is State.READY), (
                 "the order knows exactly the READY copies"
             )
             if copy.state is State.DROPPING:
-                leaving[tier] += copy.nbytes
-            if copy.state is State.FILLING and tier is Tier.DISK:
-                assert transfer, "only a transfer fills the disk"
-        if not entry.doomed and not transfer and not entry.pins and entry.evict:
-            assert not (entry.ready(Tier.HOST) and entry.ready(Tier.DISK)), "who is to leave, leaves"
+                dropping[place.tier, entry.namespace] += copy.nbytes
+            if copy.state is State.FILLING and place is not Place.HOST:
+                assert transfer, "only puts and transfers fill"
+        leaves = residents.outgoing.get(key, ())
+        free = not transfer and not residents.pins[key] and key not in residents.doomed
+        if free and entry.kept(without=leaves):
+            assert not any(entry.ready(place) for place in leaves), "who is to leave, leaves"
         if entry.parent is not None:
             assert entry in residents.lineage.children(entry.parent)
         continuing = [child for child in residents.entries.values() if child.parent == key]
         assert set(continuing) == set(residents.lineage.children(key))
-        assert entry.children == sum(child.ready(tier) for child in continuing for tier in Tier)
-        assert entry.host_children == sum(child.ready(Tier.HOST) for child in continuing)
+        assert entry.children == sum(child.ready(place) for child in continuing for place in Place)
+        assert entry.near_children == sum(child.ready(place) for child in continuing for place in MEMORY)
     for tier, shelf in residents.shelves.items():
-        assert used[tier] == shelf.used, "sums agree with their parts"
-        assert leaving[tier] == shelf.leaving
-        assert shelf.used <= shelf.capacity, "5: room is reserved before bytes move"
-        ready = {key for key, entry in residents.entries.items() if entry.ready(tier)}
-        assert shelf.blocks == len(ready)
-        assert set(shelf.held) <= ready
-        for key in shelf.held:
-            assert residents.entries[key].continued(tier), "only what others continue is held"
-    assert demoting == room.demoting
-    assert residents.transfers.keys() | residents.superseding.keys() <= residents.entries.keys()
-    for key in (*room.promotions, *room.demotions):
+        _check_shelf(residents, tier, used, leaving, dropping)
+        assert shelf.whole.used <= shelf.capacity, "5: room is reserved before bytes move"
+    assert descending == room.descending
+    known = residents.entries.keys()
+    assert residents.transfers.keys() | residents.superseding.keys() <= known
+    assert residents.doomed | residents.failed | residents.outgoing.keys() <= known
+    assert all(count > 0 for count in (*residents.pins.values(), *residents.leases.values()))
+    for key in (*room.promotions, *room.demotions, *room.lifts, *room.refills, *room.passing):
         assert key in residents.entries, "a queue holds only known blocks"
     for put in room.puts.values():
         assert put.nbytes <= residents.shelves[Tier.HOST].capacity
 
 
-def checked_victims(residents: Residents, tier: Tier, excess: int) -> list[Entry]:
+def _check_shelf(
+    residents: Residents,
+    tier: Tier,
+    used: Counter[tuple[Tier, int]],
+    leaving: Counter[tuple[Tier, int]],
+    dropping: Counter[tuple[Tier, int]],
+) -> None:
+    shelf = residents.shelves[tier]
+    for account in {account for n in residents.rules for account in shelf.accounts(n)}:
+        booked = account.namespaces
+        assert sum(used[tier, n] for n in booked) == account.used, "sums agree with their parts"
+        assert sum(leaving[tier, n] for n in booked) == account.leaving
+        assert sum(dropping[tier, n] for n in booked) == account.dropping
+    for place, parts in shelf.parts.items():
+        for namespace, part in parts.items():
+            entries = {
+                k: e for k, e in residents.entries.items() if e.namespace == namespace and e.ready(place)
+            }
+            assert part.blocks == len(entries)
+            assert part.nbytes == sum(entry.copies[place].nbytes for entry in entries.values())
+            assert part.held.keys() <= entries.keys()
+            for key in part.held:
+                assert residents.entries[key].continued(place), "only what others continue is held"
+
+
+def checked_victims(
+    residents: Residents,
+    place: Place,
+    account: Account,
+    excess: int,
+    spared: Callable[[Entry], bool] = lambda _: False,
+    *,
+    packing: bool = True,
+) -> list[Entry]:
     """Return what `victims` does, once it is clear that it may: for use in its place."""
-    chosen = victims(residents, tier, excess)
-    ready = {entry for entry in residents.entries.values() if entry.ready(tier)}
-    idle = {entry for entry in ready if not _in_use(residents, entry, tier)}
+    chosen = victims(residents, place, account, excess, spared, packing=packing)
+    booked = [entry for entry in residents.entries.values() if entry.namespace in account.namespaces]
+    ready = {entry for entry in booked if entry.ready(place)}
+    idle = {entry for entry in ready if not (_in_use(residents, entry, place) or spared(entry))}
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= idle, "nothing in use makes room"
-    if not residents.shelves[tier].leaves_first:
-        assert _enough(chosen, tier, excess) or set(chosen) == idle
+    plain = {entry for entry in idle if not _leaf_wise(residents, entry, place, packing=packing)}
+    if plain:
+        assert _enough(chosen, place, excess) or set(chosen) >= plain
         return chosen
     gone: set[Entry] = set()
     for entry in chosen:
-        if _continued(residents, entry, tier, gone):
-            assert not [leaf for leaf in ready - gone if not _continued(residents, leaf, tier, gone)], (
+        if _continued(residents, entry, place, gone):
+            assert not [leaf for leaf in ready - gone if not _continued(residents, leaf, place, gone)], (
                 "while there is a leaf, no block goes before what continues it"
             )
         gone.add(entry)
-    left = [leaf for leaf in idle - gone if not _continued(residents, leaf, tier, gone)]
-    assert _enough(chosen, tier, excess) or not left, "all leaves are found if they are needed"
+    left = [leaf for leaf in idle - gone if not _continued(residents, leaf, place, gone)]
+    assert _enough(chosen, place, excess) or not left, "all leaves are found if they are needed"
     return chosen
 
 
-def _in_use(residents: Residents, entry: Entry, tier: Tier) -> bool:
-    leaving_host = tier is Tier.DISK and entry.evict
-    return bool(entry.key in residents.transfers or leaving_host or (tier is Tier.HOST and entry.pins))
+def _leaf_wise(residents: Residents, entry: Entry, place: Place, *, packing: bool) -> bool:
+    policy = residents.rules[entry.namespace].policy
+    packs = packing and place is Place.HOST and policy.host.form == "raw-then-packed"
+    return policy.evict.leaves_first and not packs and place in BASES
 
 
-def _continued(residents: Residents, entry: Entry, tier: Tier, gone: set[Entry]) -> bool:
-    """Tell whether a copy in this tier or a faster one continues `entry`, other than those gone from it."""
+def _in_use(residents: Residents, entry: Entry, place: Place) -> bool:
+    leaves = residents.outgoing.get(entry.key)
+    left_for = leaves is not None and place not in leaves
+    read = place is Place.HOST and residents.pins[entry.key] > 0
+    return entry.key in residents.transfers or left_for or read
+
+
+def _continued(residents: Residents, entry: Entry, place: Place, gone: set[Entry]) -> bool:
+    """Tell whether a copy in this place or a faster one continues `entry`, other than those gone from it."""
     children = [child for child in residents.entries.values() if child.parent == entry.key]
     return any(
-        child.ready(t) and not (t is tier and child in gone)
+        child.ready(p) and not (p is place and child in gone)
         for child in children
-        for t in Tier
-        if tier is Tier.DISK or t is Tier.HOST
+        for p in (Place if place is Place.DISK else MEMORY)
     )
 
 
-def _enough(chosen: list[Entry], tier: Tier, excess: int) -> bool:
-    return sum(entry.copies[tier].nbytes for entry in chosen) >= excess
+def _enough(chosen: list[Entry], place: Place, excess: int) -> bool:
+    return sum(entry.copies[place].nbytes for entry in chosen) >= excess

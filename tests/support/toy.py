@@ -154,7 +154,9 @@ async def toy_service(
     driver = Driver(catalog, memory, mover, registry, metrics)
     codecs: list[ToyCodec] = []
 
-    def codec(identity, _choice) -> ToyCodec:
+    def codec(identity, choice) -> ToyCodec:
+        if choice.name == "lossless":
+            return ToyCodec(identity, name="hurry")
         codecs.append(ToyCodec(identity))
         return codecs[-1]
 

@@ -40,17 +40,18 @@ class Seat(Link):
     Attributes:
         block: what is copied.
         nbytes: what the copy is accounted with; constant while it sits.
+        used: when it was last used, in the seconds of the catalog; the tier's own.
         rank: the policy's own; None outside of its order.
         stamp: the policy's own.
     """
 
-    __slots__ = ("block", "nbytes", "rank", "stamp")
+    __slots__ = ("block", "nbytes", "rank", "stamp", "used")
 
     def __init__(self, block: Block, nbytes: int) -> None:
         super().__init__()
         self.block, self.nbytes = block, nbytes
         self.rank: float | None = None
-        self.stamp = 0
+        self.stamp = self.used = 0
 
 
 class Ring:

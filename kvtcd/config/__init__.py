@@ -1,0 +1,7 @@
+"""config.toml and policy files as frozen values, or an error with file, field and reason."""
+
+from kvtcd.config.daemon import Config, dump, load
+from kvtcd.config.policies import load_policies, load_policy
+from kvtcd.config.values import Size, show_bytes
+
+__all__ = ["Config", "Size", "dump", "load", "load_policies", "load_policy", "show_bytes"]

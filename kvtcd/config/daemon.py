@@ -1,0 +1,135 @@
+"""config.toml as frozen values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
+
+from kvtcd.config.values import Part, Size, Table, read, show_bytes, validated
+from kvtcd.core.policy import Share
+
+_MIB = 1 << 20
+
+
+class Daemon(Table):
+    """Where the daemon lives and how long it takes to stop."""
+
+    state: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd")
+    socket: Annotated[Path, Field(strict=False)] = Path("/run/kvtcd/kvtcd.sock")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    stop_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+
+
+class Host(Table):
+    """The host tier: one slab of memory, allocated at start."""
+
+    capacity: Annotated[Size, Field(ge=_MIB)] = 4 << 30
+
+
+class Gpu(Table):
+    """The GPU tier: raw blocks on a CUDA device, on top of those on the host."""
+
+    capacity: Size | Literal["auto"] = "auto"
+    """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
+    device: Annotated[int, Field(ge=0)] = 0
+
+
+class Disk(Table):
+    """The disk tier; a capacity of 0 switches it off."""
+
+    capacity: Size = 64 << 30
+
+
+class Tenants(Table):
+    """What one tenant may have of each tier: a share, or a size. Policies say the same of namespaces."""
+
+    host: Part = 1.0
+    disk: Part = 1.0
+
+    def share(self) -> Share:
+        """Return it as the catalog takes it."""
+        return Share(self.host, self.disk)
+
+
+class Codec(Table):
+    """Where profiles lie, and how many threads pack and unpack."""
+
+    profiles: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd/profiles")
+    threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads of one matrix product; 0: half of the cores."""
+
+
+class Limits(Table):
+    """Bounds on what clients may do at once."""
+
+    connections: Annotated[int, Field(ge=1)] = 512
+    in_flight: Annotated[Size, Field(ge=_MIB)] = 1 << 30
+    """Bytes of host memory that requests hold, on their way in or out."""
+    tenant_in_flight: Annotated[Size, Field(ge=_MIB)] = 512 << 20
+
+
+class Config(Table):
+    """The whole of config.toml. Relative paths are taken from the file's folder."""
+
+    daemon: Daemon = Daemon()
+    gpu: Gpu = Gpu()
+    host: Host = Host()
+    disk: Disk = Disk()
+    tenants: Tenants = Tenants()
+    codec: Codec = Codec()
+    limits: Limits = Limits()
+    policies: tuple[Annotated[Path, Field(strict=False)], ...] = Field(default=(), strict=False)
+
+
+def load(path: Path | None) -> Config:
+    """Read config.toml; None gives the defaults.
+
+    Raises:
+        ConfigError: it cannot be read, or a field is unknown, of the wrong type or out of range.
+    """
+    config: Config = validated(Config, read(path) if path else {}, path or "defaults")
+    root = path.absolute().parent if path else Path.cwd()
+
+    def absolute(target: Path) -> Path:
+        return root / target.expanduser()
+
+    return config.model_copy(
+        update={
+            "daemon": config.daemon.model_copy(
+                update={"state": absolute(config.daemon.state), "socket": absolute(config.daemon.socket)}
+            ),
+            "codec": config.codec.model_copy(update={"profiles": absolute(config.codec.profiles)}),
+            "policies": tuple(absolute(policy) for policy in config.policies),
+        }
+    )
+
+
+def dump(config: Config) -> str:
+    """Write a configuration as TOML that `load` reads back."""
+    lines = [f"policies = [{', '.join(_toml(p) for p in config.policies)}]"]
+    for section in Config.model_fields:
+        table = getattr(config, section)
+        if isinstance(table, Table):
+            lines += ["", f"[{section}]"]
+            for name, field in type(table).model_fields.items():
+                value = getattr(table, name)
+                lines.append(f"{name} = {_toml(show_bytes(value) if _is_size(field, value) else value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _is_size(field: FieldInfo, value: object) -> bool:
+    """Tell whether an int of this field stands for bytes: those fields read text first."""
+    read = [
+        *field.metadata,
+        *(m for part in get_args(field.annotation) for m in getattr(part, "__metadata__", ())),
+    ]
+    return isinstance(value, int) and any(isinstance(m, BeforeValidator) for m in read)
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str | Path):
+        return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return str(value)

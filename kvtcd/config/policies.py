@@ -1,0 +1,174 @@
+"""Policy files as frozen values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from kvtcd.config.values import Duration, Fraction, Part, Table, read, validated
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.policy import (
+    Admit,
+    CodecChoice,
+    CodecName,
+    DiskTier,
+    Evict,
+    EvictName,
+    HostTier,
+    Match,
+    Policy,
+    Promote,
+    Share,
+)
+
+
+class _MatchTable(Table):
+    namespace: str = "*"
+    engine: str = "*"
+    model: str = "*"
+
+
+_PLANNED = (8, 16, 32, 64)
+"""Ratios that profiles have bit plans for."""
+
+
+class _CodecTable(Table):
+    name: CodecName = "kvtc"
+    ratio: Annotated[float | None, Field(gt=1, le=10_000, strict=False)] = None
+    max_kl: Annotated[float | None, Field(gt=0, le=100, strict=False, validate_default=True)] = None
+    sinks: Annotated[int, Field(ge=0, le=1024)] = 4
+    window: Annotated[int, Field(ge=0, le=4096)] = 128
+
+    @field_validator("ratio")
+    @classmethod
+    def _planned(cls, ratio: float | None, info: ValidationInfo) -> float | None:
+        if info.data.get("name") == "kvtc" and ratio not in _PLANNED:
+            raise ValueError(f"kvtc has plans for {', '.join(map(str, _PLANNED))}; kvtc2 takes any ratio")
+        return ratio
+
+    @field_validator("max_kl")
+    @classmethod
+    def _either(cls, max_kl: float | None, info: ValidationInfo) -> float | None:
+        name, asked = info.data.get("name"), (info.data.get("ratio"), max_kl)
+        if name == "kvtc" and max_kl is not None:
+            raise ValueError("kvtc takes a ratio; kvtc2 takes max_kl")
+        if name == "kvtc2" and "ratio" in info.data and asked.count(None) != 1:
+            raise ValueError("kvtc2 takes either a ratio or max_kl (nats per token): say one of them")
+        return max_kl
+
+    def choice(self) -> CodecChoice:
+        """Return what this says; `kvtc` alone has a ratio of its own accord."""
+        asked = self.model_dump(exclude={"ratio"})
+        default = 16 if self.name == "kvtc" else None
+        return CodecChoice(**asked, ratio=self.ratio if self.ratio is not None else default)
+
+
+class _Marks(Table):
+    high: Fraction = 0.95
+    low: Fraction = 0.85
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Marks:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+        return self
+
+
+class _HostTable(_Marks):
+    form: Literal["raw", "raw-then-packed"] = "raw-then-packed"
+    raw: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+
+class _DiskTable(_Marks):
+    write: Literal["behind", "evict"] = "behind"
+    high: Fraction = 0.98
+    low: Fraction = 0.92
+    ttl: Duration | None = None
+
+
+class _Tiers(Table):
+    host: _HostTable = _HostTable()
+    disk: _DiskTable = _DiskTable()
+
+
+class _AdmitTable(Table):
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    on_sight: Annotated[int, Field(ge=1, le=15)] = 1
+
+
+class _EvictTable(Table):
+    policy: EvictName = "lfu"
+    leaves_first: bool = True
+    half_life: Duration | None = None
+
+    @model_validator(mode="after")
+    def _meant(self) -> _EvictTable:
+        if self.half_life is not None and self.policy != "lfu":
+            raise ValueError(f"half_life means nothing to {self.policy}; leave it out")
+        return self
+
+
+class _ShareTable(Table):
+    host: Part = 1.0
+    disk: Part = 1.0
+
+
+class _PromoteTable(Table):
+    to: Literal["host", "gpu"] = "host"
+    on_hit: Annotated[int, Field(ge=1, le=15)] = 1
+
+
+class _Pressure(Table):
+    packer_behind: Literal["drop", "lossless"] = "drop"
+
+
+class _Stop(Table):
+    flush: Literal["none", "host"] = "host"
+
+
+class _PolicyFile(Table):
+    match: _MatchTable = _MatchTable()
+    codec: _CodecTable = _CodecTable()
+    tiers: _Tiers = _Tiers()
+    admit: _AdmitTable = _AdmitTable()
+    evict: _EvictTable = _EvictTable()
+    share: _ShareTable = _ShareTable()
+    promote: _PromoteTable = _PromoteTable()
+    pressure: _Pressure = _Pressure()
+    stop: _Stop = _Stop()
+
+
+def load_policies(paths: tuple[Path, ...]) -> tuple[Policy, ...]:
+    """Read policy files in order; without any, everything is governed by what balanced.toml says.
+
+    Raises:
+        ConfigError: a file is wrong, or the last one does not match every namespace.
+    """
+    policies = tuple(load_policy(path) for path in paths) or (Policy("balanced"),)
+    if not policies[-1].match.everything:
+        raise ConfigError(paths[-1], "match", "the last policy must match everything; leave [match] out")
+    return policies
+
+
+def load_policy(path: Path) -> Policy:
+    """Read one policy file.
+
+    Raises:
+        ConfigError: it cannot be read, or a section or field is unknown, of the wrong type or out of range.
+    """
+    table = validated(_PolicyFile, read(path), path)
+    return Policy(
+        name=path.stem,
+        match=Match(**table.match.model_dump()),
+        codec=table.codec.choice(),
+        host=HostTier(**table.tiers.host.model_dump()),
+        disk=DiskTier(**table.tiers.disk.model_dump()),
+        admit=Admit(**table.admit.model_dump()),
+        evict=Evict(**table.evict.model_dump(exclude_none=True)),
+        share=Share(**table.share.model_dump()),
+        promote=Promote(**table.promote.model_dump()),
+        packer_behind=table.pressure.packer_behind,
+        flush=table.stop.flush,
+    )

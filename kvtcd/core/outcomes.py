@@ -1,0 +1,115 @@
+"""What became of the catalog's actions: bytes arrived, moved, could not be moved, are gone."""
+
+from __future__ import annotations
+
+from kvtcd.core import events as ev
+from kvtcd.core.answers import Answers
+from kvtcd.core.entry import Entry, Kind, State, Transfer
+from kvtcd.core.events import Lost, Reason
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Place, Tier
+from kvtcd.core.residency import Residents
+from kvtcd.core.room import Room
+
+
+class Outcomes:
+    """Takes in what the world says, and answers those who waited for it.
+
+    Args:
+        residents: who is where.
+        room: who waits for room.
+        answers: who waits for a block.
+    """
+
+    def __init__(self, residents: Residents, room: Room, answers: Answers) -> None:
+        self._residents, self._room, self._answers = residents, room, answers
+
+    def moved(self, key: RecordKey, nbytes: int) -> None:
+        """Take in a copy that was moved."""
+        entry = self._residents.entries[key]
+        self.arrived(entry, self._end(entry).target, nbytes)
+
+    def _end(self, entry: Entry) -> Transfer:
+        transfer = self._residents.end(entry)
+        self._room.descending -= transfer.down
+        return transfer
+
+    def arrived(self, entry: Entry, place: Place, nbytes: int | None = None) -> None:
+        """Make a FILLING copy READY and serve those who waited for it."""
+        key, answers = entry.key, self._answers
+        self._residents.ready(entry, place, nbytes)
+        if key not in self._residents.doomed:
+            match place:
+                case Place.DISK:
+                    answers.grant(*answers.durable.done(key))
+                case Place.HOST:
+                    self._up(entry)
+                case Place.GPU:
+                    answers.grant(*answers.prefetched[Tier.GPU].done(key))
+                case Place.PACKED:
+                    pass  # nobody waits for that
+            self._supersede(entry)
+        self._residents.let_go(entry)
+
+    def _up(self, entry: Entry) -> None:
+        """Serve those who waited for a raw copy on the host, and see to one on disk."""
+        key, residents = entry.key, self._residents
+        if readers := self._room.promotions.pop(key, []):
+            residents.pins[key] += len(readers)
+        self._answers.grant(*readers, *self._answers.prefetched[Tier.HOST].done(key))
+        if key in self._room.passing:
+            self._room.passing.discard(key)
+            residents.outgoing.setdefault(key, (Place.HOST,))
+        behind = residents.rules[entry.namespace].policy.disk.write == "behind"
+        if behind and not entry.ready(Place.DISK) and not self._room.unsettleable(key):
+            self._room.demotions[key] = None
+
+    def _supersede(self, entry: Entry) -> None:
+        """Doom the partial sibling once this block is as safe as the sibling was."""
+        sibling = self._residents.superseding.get(entry.key)
+        older = sibling and self._residents.entries.get(sibling)
+        if older and (older.disk is None or entry.ready(Place.DISK)):
+            del self._residents.superseding[entry.key]
+            self._answers.doom(older, Reason.DELETED)
+
+    def move_failed(self, key: RecordKey, *, damaged: bool) -> None:
+        """Give back the room of a copy that could not be made, and drop a source that proved damaged."""
+        residents, answers = self._residents, self._answers
+        entry = residents.entries[key]
+        transfer = self._end(entry)
+        residents.drop(entry, transfer.target)
+        if damaged:
+            residents.drop(entry, transfer.source)
+            if not entry.kept():
+                residents.actions.append(Lost(key, entry.namespace, Reason.DAMAGED))
+                answers.disappoint(key, Reason.DAMAGED)
+            elif transfer.source is Place.DISK:
+                answers.deny(answers.evicted, key, Reason.DAMAGED)
+        elif transfer.target is Place.HOST:
+            answers.not_up(key, Reason.FAILED)
+        elif transfer.target is Place.GPU:
+            answers.deny(answers.prefetched[Tier.GPU], key, Reason.FAILED)
+        elif transfer.target is Place.DISK:
+            answers.not_down(key, Reason.FAILED)
+        if transfer.down:
+            residents.outgoing.pop(key, None)
+            if not damaged:
+                residents.failed.add(key)  # never tried in a loop
+        residents.let_go(entry)
+
+    def dropped(self, key: RecordKey, place: Place) -> None:
+        """Note that a copy is gone."""
+        entry = self._residents.entries[key]
+        self._residents.dropped(entry, place)
+        if not entry.copies:
+            self._answers.disappoint(key, Reason.NOT_FOUND)
+            self._answers.grant(*self._answers.deleted.done(key))
+        elif self._answers.settled(key, evict=True):
+            self._answers.grant(*self._answers.evicted.done(key))
+
+    def recovered(self, found: ev.Recovered) -> None:
+        """Take in a block that an earlier process left on disk."""
+        kind = Kind(found.namespace, found.tokens, found.raw_bytes)
+        expires = None if found.ttl is None else self._residents.now + found.ttl
+        entry = Entry(found.key, kind, found.position, found.parent, expires)
+        self._residents.admit(entry, Place.DISK, State.READY, found.nbytes)

@@ -1,0 +1,158 @@
+"""Who makes room: the coldest are packed, moved down or dropped, as their policies say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtcd.core.account import Account
+from kvtcd.core.entry import Entry
+from kvtcd.core.events import Reason
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import Place, Tier
+from kvtcd.core.residency import Residents
+from kvtcd.core.room import Room
+from kvtcd.core.victims import victims
+
+_MOST = 64
+"""Victims of one pass; each of them ends in an event, and so in another pass."""
+
+
+class Relief:
+    """Makes room in the tiers, fastest first; what it moves goes one place down at a time.
+
+    Args:
+        residents: who is where.
+        room: who waits for it.
+        awaited: tells whether somebody waits for a block to be on disk.
+    """
+
+    def __init__(self, residents: Residents, room: Room, awaited: Callable[[RecordKey], bool]) -> None:
+        self._residents, self._room, self._awaited = residents, room, awaited
+
+    def share_out(self) -> None:
+        """Start whatever finds room, and make room for what does not."""
+        residents, room = self._residents, self._room
+        if (gpu := residents.shelves.get(Tier.GPU)) and (need := room.start_lifts()):
+            for entry in victims(residents, Place.GPU, gpu.whole, gpu.whole.shortfall(need)):
+                residents.drop(entry, Place.GPU)
+        wanted: dict[Account, int] = {}
+        room.start_promotions(wanted)
+        urgent = room.grant_puts(wanted)
+        below: dict[Account, int] = {}
+        for account in residents.shelves[Tier.HOST].bounds():
+            self._relieve_host(account, wanted.get(account, 0), below)
+        room.start_demotions(below)
+        if room.descending >= room.descents:  # the packer is behind
+            for account, need in urgent.items():
+                self._press(account, need, below)
+        room.start_refills()
+        if disk := residents.shelves.get(Tier.DISK):
+            for account in disk.bounds():
+                self._relieve_disk(account, below.get(account, 0))
+
+    def _relieve_disk(self, account: Account, need: int) -> None:
+        residents = self._residents
+        excess = account.excess(need)
+        for entry in victims(residents, Place.DISK, account, excess, self._leased(Place.DISK))[:_MOST]:
+            residents.lose(entry, Place.DISK, Reason.NO_TIER)
+
+    def _leased(self, place: Place) -> Callable[[Entry], bool]:
+        return lambda entry: self._residents.irreplaceable(entry, place)
+
+    def _relieve_host(self, account: Account, need: int, below: dict[Account, int]) -> None:
+        # Moving down ahead of need costs little; losing ahead of need would cost hits.
+        excess = account.excess(need) if self._has_a_way_down(account) else account.shortfall(need)
+        for place, spared in ((Place.HOST, self._stays_raw), (Place.PACKED, self._stuck)):
+            for entry in victims(self._residents, place, account, excess, spared)[:_MOST]:
+                if not self._relieve(entry, place, account, need, below):
+                    if account.leaving or account.dropping:
+                        return
+                    break
+                excess -= entry.raw_bytes
+        if account.shortfall(need) and not account.leaving and not account.dropping:
+            short = account.shortfall(need)
+            for entry in victims(self._residents, Place.HOST, account, short, self._stuck, packing=False)[
+                :_MOST
+            ]:
+                if self._goes_to_disk(entry):
+                    self._room.descend(entry, Place.HOST, Place.DISK, below, leaving=True)
+                    return
+                self._residents.lose(entry, Place.HOST, Reason.NO_TIER)
+
+    def _has_a_way_down(self, account: Account) -> bool:
+        residents = self._residents
+        return any(
+            (rules.on_disk and Tier.DISK in residents.shelves) or rules.policy.host.form != "raw"
+            for rules in (residents.rules[namespace] for namespace in account.namespaces)
+        )
+
+    def _stays_raw(self, entry: Entry) -> bool:
+        """Tell whether a raw copy stays, because its namespace has packed copies that are to go first."""
+        parts = self._residents.shelves[Tier.HOST].parts
+        raw = parts[Place.HOST][entry.namespace].nbytes
+        packed = parts[Place.PACKED][entry.namespace].nbytes
+        share = self._residents.rules[entry.namespace].policy.host.raw
+        return self._stuck(entry) or (packed > 0 and raw <= share * (raw + packed))
+
+    def _stuck(self, entry: Entry) -> bool:
+        """Tell whether a leased block in memory has nowhere to go."""
+        memory = entry.kept(without=(Place.DISK,)) and not entry.ready(Place.DISK)
+        return memory and entry.key in self._residents.leases and not self._goes_to_disk(entry)
+
+    def _goes_to_disk(self, entry: Entry) -> bool:
+        residents = self._residents
+        able = residents.on_disk(entry) and entry.key not in residents.failed
+        return able and self._room.fits_ever(entry, Place.DISK)
+
+    def _packs(self, entry: Entry) -> bool:
+        """Tell whether a raw block is to be packed on the host."""
+        rules = self._residents.rules[entry.namespace]
+        able = rules.policy.host.form == "raw-then-packed" and entry.key not in self._residents.failed
+        return able and self._room.fits_ever(entry, Place.PACKED)
+
+    def _relieve(
+        self, entry: Entry, place: Place, account: Account, need: int, below: dict[Account, int]
+    ) -> bool:
+        """Let one copy make room; return False when others must end their moves first."""
+        residents, room = self._residents, self._room
+        if entry.kept(without=(place,)):
+            if place is Place.HOST and not entry.packed and self._packs(entry):
+                room.refill_later(entry.key)
+            residents.drop(entry, place)
+            return True
+        packs = place is Place.HOST and self._packs(entry)
+        if not packs and not self._goes_to_disk(entry):
+            if account.shortfall(need):
+                residents.lose(entry, place, Reason.NO_TIER)
+            return True
+        if room.descending >= room.descents:
+            return False
+        if packs:
+            host = residents.shelves[Tier.HOST]
+            if room.descend(entry, place, Place.PACKED, dict[Account, int](), leaving=True):
+                return True
+            if any(a.leaving or a.dropping for a in host.accounts(entry.namespace)):
+                return False  # there will be room to pack it
+            if not self._goes_to_disk(entry):
+                return False
+        return room.descend(entry, place, Place.DISK, below, leaving=True)
+
+    def _press(self, account: Account, need: int, below: dict[Account, int]) -> None:
+        """Find room for newcomers, who do not wait for the packer, as the policy of the coldest says."""
+        residents, room = self._residents, self._room
+
+        def spared(entry: Entry) -> bool:
+            return self._awaited(entry.key) or residents.irreplaceable(entry, Place.HOST)
+
+        shortage = account.shortage(need)
+        for entry in victims(residents, Place.HOST, account, shortage, spared, packing=False)[:_MOST]:
+            if entry.kept(without=(Place.HOST,)):
+                residents.drop(entry, Place.HOST)
+            elif residents.rules[entry.namespace].policy.packer_behind == "drop":
+                residents.lose(entry, Place.HOST, Reason.PRESSURE)
+            elif account.shortfall(need):
+                hurried = room.descending < 2 * room.descents and self._goes_to_disk(entry)
+                if not hurried or not room.descend(
+                    entry, Place.HOST, Place.DISK, below, leaving=True, lossless=True
+                ):
+                    residents.lose(entry, Place.HOST, Reason.PRESSURE)

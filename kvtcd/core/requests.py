@@ -1,0 +1,168 @@
+"""What is asked of the catalog: to store, read, fetch ahead, make durable, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvtcd.core import events as ev
+from kvtcd.core.admission import admits
+from kvtcd.core.answers import Answers
+from kvtcd.core.entry import Entry
+from kvtcd.core.events import Reason
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import MEMORY, Place, Tier
+from kvtcd.core.policy import Policy
+from kvtcd.core.residency import Residents
+from kvtcd.core.room import Room
+from kvtcd.core.sightings import Sightings
+
+
+class Requests:
+    """Answers what can be answered at once, and puts the rest where it waits.
+
+    Args:
+        residents: who is where.
+        room: who waits for room.
+        answers: who waits for a block.
+        bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
+        sightings: told of every sight.
+        hits: told of every get of a block whose policy counts them.
+    """
+
+    def __init__(
+        self,
+        residents: Residents,
+        room: Room,
+        answers: Answers,
+        *,
+        bound: Callable[[int], int],
+        sightings: Sightings,
+        hits: Sightings,
+    ) -> None:
+        self._residents, self._room, self._answers = residents, room, answers
+        self._bound, self._sightings, self._hits = bound, sightings, hits
+
+    def govern(self, rules: ev.Govern) -> None:
+        """Let something else hold for a namespace; who waits for what can be no more is told so."""
+        residents, room, answers = self._residents, self._room, self._answers
+        residents.govern(rules)
+        host = residents.shelves[Tier.HOST]
+        for ticket, put in list(room.puts.items()):
+            if host.footprint(put.nbytes) > host.room(put.namespace):
+                del room.puts[ticket]
+                answers.answer(ticket, Reason.TOO_LARGE)
+        for key in list(room.promotions):
+            if key not in residents.transfers and self._too_large(residents.entries[key]):
+                answers.not_up(key, Reason.TOO_LARGE)
+        for key in list(room.demotions):
+            if key not in residents.transfers and (reason := room.unsettleable(key)):
+                answers.not_down(key, reason)
+
+    def close(self, namespace: int) -> None:
+        """Deny who waits to store something in a namespace."""
+        for ticket, put in list(self._room.puts.items()):
+            if put.namespace == namespace:
+                del self._room.puts[ticket]
+                self._answers.answer(ticket, Reason.DELETED)
+
+    def put(self, put: ev.Put) -> None:
+        """Refuse a block, or let it wait for room."""
+        host = self._residents.shelves[Tier.HOST]
+        seen = self._sightings.note(put.key)
+        self._answers.expire(put.key)
+        if self._room.known(put):
+            return
+        if host.footprint(put.nbytes) > host.room(put.namespace):
+            self._answers.answer(put.ticket, Reason.TOO_LARGE)
+        elif not admits(put, seen, self._residents, self._bound):
+            self._answers.answer(put.ticket, Reason.NOT_ADMITTED)
+        else:
+            self._room.puts[put.ticket] = put
+
+    def get(self, ticket: int, key: RecordKey) -> None:
+        """Pin the raw host copy of a block, or let it come up."""
+        self._answers.expire(key)
+        if not self._residents.places(key):
+            self._answers.answer(ticket, Reason.NOT_FOUND)
+            return
+        self._sightings.note(key)
+        entry = self._residents.entries[key]
+        stays = self._stays(entry)
+        self._residents.use(key)
+        if entry.ready(Place.HOST):
+            self._residents.pins[key] += 1
+            self._answers.answer(ticket, None)
+        elif self._too_large(entry):
+            self._answers.answer(ticket, Reason.TOO_LARGE)
+            return
+        else:
+            self._room.promotions.setdefault(key, []).append(ticket)
+        if stays and key not in self._answers.evicted:
+            self._residents.outgoing.pop(key, None)  # it is wanted again: let it stay when its move ends
+        if stays and self._policy(entry).promote.to == "gpu" and Tier.GPU in self._residents.shelves:
+            self._room.lifts[key] = None
+
+    def _stays(self, entry: Entry) -> bool:
+        """Count a hit; tell whether the block is wanted often enough to stay raw."""
+        least = self._policy(entry).promote.on_hit
+        stays: bool = least <= 1 or self._hits.note(entry.key) + 0.5 >= least
+        if stays:
+            self._room.passing.discard(entry.key)
+        elif not entry.host:
+            self._room.passing.add(entry.key)
+        return stays
+
+    def _policy(self, entry: Entry) -> Policy:
+        return self._residents.rules[entry.namespace].policy
+
+    def _too_large(self, entry: Entry) -> bool:
+        host = self._residents.shelves[Tier.HOST]
+        return host.footprint(entry.raw_bytes) > host.room(entry.namespace)
+
+    def prefetch(self, ticket: int, key: RecordKey, tier: Tier) -> None:
+        """Let a block come up that nobody reads yet."""
+        self._answers.expire(key)
+        if not self._residents.places(key):
+            self._answers.answer(ticket, Reason.NOT_FOUND)
+            return
+        entry, place = self._residents.entries[key], Place.GPU if tier is Tier.GPU else Place.HOST
+        shelf = self._residents.shelves.get(tier)
+        if shelf is None or tier not in self._answers.prefetched:
+            self._answers.answer(ticket, Reason.NO_TIER)
+        elif entry.ready(place):
+            self._answers.answer(ticket, None)
+        elif self._too_large(entry) or shelf.footprint(entry.raw_bytes) > shelf.capacity:
+            self._answers.answer(ticket, Reason.TOO_LARGE)
+        else:
+            self._answers.prefetched[tier].add(ticket, [key])
+            if not entry.ready(Place.HOST):
+                self._room.promotions.setdefault(key, [])
+            if tier is Tier.GPU:
+                self._room.lifts[key] = None
+
+    def settle(self, ticket: int, keys: tuple[RecordKey, ...], *, evict: bool) -> None:
+        """Let blocks go to disk; with `evict`, let them be nowhere else."""
+        residents, answers = self._residents, self._answers
+        for key in keys:
+            if reason := self._room.unsettleable(key):
+                answers.answer(ticket, reason)
+                return
+        pending = [key for key in keys if not answers.settled(key, evict=evict)]
+        if not (answers.evicted if evict else answers.durable).add(ticket, pending):
+            answers.answer(ticket, None)
+        for key in pending:
+            entry = residents.entries[key]
+            residents.failed.discard(key)
+            if evict:
+                residents.outgoing[key] = MEMORY
+            if not entry.ready(Place.DISK):
+                self._room.demotions[key] = None
+            residents.let_go(entry)
+
+    def delete(self, ticket: int, keys: tuple[RecordKey, ...]) -> None:
+        """Doom blocks."""
+        pending = [key for key in dict.fromkeys(keys) if key in self._residents.entries]
+        if not self._answers.deleted.add(ticket, pending):
+            self._answers.answer(ticket, None)
+        for key in pending:
+            self._answers.doom(self._residents.entries[key], Reason.DELETED)
