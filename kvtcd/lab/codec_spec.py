@@ -22,8 +22,8 @@ from kvtcd.lab.phases import Phases
 
 _OPTION = "--codec"
 _WITHOUT_DIAL = "lossless"
-_STEPS = tuple(2 ** (half / 2) for half in range(-1, 5))
-"""What a sweep multiplies a ratio with: half octaves from 0.7 to 4."""
+_STEPS = tuple(2 ** (half / 2) for half in range(-1, 7))
+"""What a sweep multiplies a ratio with: half octaves from 0.7 to 8."""
 
 
 @dataclass(frozen=True, slots=True)
