@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtcd.core import events as ev
 from kvtcd.core.entry import Entry
@@ -17,17 +17,14 @@ _NAMES = {Reason.NO_TIER: EVICTED}
 """A block that finds no tier below has been evicted, whoever asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A block can be read for the first time; `found`: it was on disk when the daemon started."""
+class Stored(NamedTuple):
+    """A block can be read for the first time."""
 
     entry: Entry
     place: Place
-    found: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(NamedTuple):
     """A block can be read from a further place."""
 
     entry: Entry
@@ -35,8 +32,7 @@ class Moved:
     target: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(NamedTuple):
     """A place has a block no more; `left` are those that still have it."""
 
     entry: Entry
@@ -68,8 +64,6 @@ class Changes:
         match told:
             case ev.Filled(key):
                 changes.append(Stored(self._entries[key], Place.HOST))
-            case ev.Recovered(key):
-                changes.append(Stored(self._entries[key], Place.DISK, found=True))
             case ev.Moved(key):
                 move = self._moves.pop(key)
                 changes.append(Moved(self._entries[key], move.source, move.target))

@@ -44,8 +44,6 @@ class Reporter:
                 continue  # one notice of the purge stands for all its blocks
             if _within_a_tier(change):
                 continue  # what form a copy has is nobody's business
-            if isinstance(change, Stored) and change.found:
-                continue  # nobody listened before the start
             if origin := self._driver.origins.get(change.entry.key):
                 self._publish(namespace, change, origin)
             else:

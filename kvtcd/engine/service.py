@@ -115,6 +115,10 @@ class Service:
         self.ready, self.blocks.draining = False, True
 
     def _observe(self, told: Event, actions: Sequence[Action]) -> None:
+        if isinstance(told, ev.Recovered):  # a million of them at the start, and nobody listens yet
+            self._tally.recovered(told.namespace, told.nbytes)
+            if not actions:
+                return
         if changes := self._changes.read(told, actions):
             self._tally.count(changes)
             self._reporter.report(changes)

@@ -32,19 +32,32 @@ class PlaceCounts:
     demotions: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: PlaceCounts) -> None:
+        """Add the counts of others."""
+        self.blocks += other.blocks
+        self.bytes += other.bytes
+        self.hits += other.hits
+        self.promotions += other.promotions
+        self.demotions += other.demotions
+        self.dropped += other.dropped
+
 
 @dataclass(slots=True)
 class Counts:
-    """One namespace, or all of them; `misses` are reads of blocks that were nowhere."""
+    """One namespace, or all of them, by `Place`; `misses` are reads of blocks that were nowhere."""
 
     misses: int = 0
-    places: dict[Place, PlaceCounts] = field(
-        default_factory=lambda: {place: PlaceCounts() for place in Place}
-    )
+    places: list[PlaceCounts] = field(default_factory=lambda: [PlaceCounts() for _ in Place])
 
     def blocks(self, tier: Tier) -> int:
         """Return the copies in a tier, in either form."""
-        return sum(counts.blocks for place, counts in self.places.items() if place.tier is tier)
+        return sum(self.places[place].blocks for place in Place if place.tier is tier)
+
+    def add(self, other: Counts) -> None:
+        """Add the counts of others."""
+        self.misses += other.misses
+        for mine, theirs in zip(self.places, other.places, strict=True):
+            mine.add(theirs)
 
 
 class Tally:
@@ -52,51 +65,64 @@ class Tally:
 
     Args:
         metrics: told of copies that are let go.
-
-    Attributes:
-        total: of all namespaces, those that are gone included.
     """
 
     def __init__(self, metrics: Metrics) -> None:
-        self.total = Counts()
         self._metrics = metrics
         self._namespaces: dict[int, Counts] = {}
+        self._gone = Counts()
+
+    @property
+    def total(self) -> Counts:
+        """The counts of all namespaces, those that are gone included."""
+        total = Counts()
+        for counts in (self._gone, *self._namespaces.values()):
+            total.add(counts)
+        return total
 
     def of(self, namespace: int) -> Counts:
         """Return the counts of a namespace."""
-        return self._namespaces.setdefault(namespace, Counts())
+        counts = self._namespaces.get(namespace)
+        if counts is None:
+            counts = self._namespaces[namespace] = Counts()
+        return counts
 
     def forget(self, namespace: int) -> None:
         """Forget a namespace that is gone."""
-        self._namespaces.pop(namespace, None)
+        if counts := self._namespaces.pop(namespace, None):
+            self._gone.add(counts)
 
     def found(self, namespace: int, place: Place | None) -> None:
         """Count a read; `place` None: the block was nowhere."""
-        for counts in (self.total, self.of(namespace)):
-            if place is None:
-                counts.misses += 1
-            else:
-                counts.places[place].hits += 1
+        if place is None:
+            self.of(namespace).misses += 1
+        else:
+            self.of(namespace).places[place].hits += 1
+
+    def recovered(self, namespace: int, nbytes: int) -> None:
+        """Count a copy that was on disk when the daemon started."""
+        counts = self.of(namespace).places[Place.DISK]
+        counts.blocks += 1
+        counts.bytes += nbytes
 
     def count(self, changes: Sequence[Change]) -> None:
         """Count changes; called before anything that they speak of is carried out."""
         for change in changes:
-            for counts in (self.total, self.of(change.entry.namespace)):
-                match change:
-                    case Stored(entry, place):
-                        _come(counts.places[place], entry, place)
-                    case Moved(entry, source, target):
-                        _come(counts.places[target], entry, target)
-                        if target < source:
-                            counts.places[target].promotions += 1
-                        else:
-                            counts.places[target].demotions += 1
-                    case Left(entry, place, reason):
-                        counts.places[place].blocks -= 1
-                        counts.places[place].bytes -= _nbytes(entry, place)
-                        counts.places[place].dropped[reason] += 1
-            if isinstance(change, Left):
-                self._metrics.dropped.labels(change.place, change.reason).inc()
+            places = self.of(change.entry.namespace).places
+            match change:
+                case Stored(entry, place):
+                    _come(places[place], entry, place)
+                case Moved(entry, source, target):
+                    _come(places[target], entry, target)
+                    if target < source:
+                        places[target].promotions += 1
+                    else:
+                        places[target].demotions += 1
+                case Left(entry, place, reason):
+                    places[place].blocks -= 1
+                    places[place].bytes -= _nbytes(entry, place)
+                    places[place].dropped[reason] += 1
+                    self._metrics.dropped.labels(place, reason).inc()
 
 
 def _come(counts: PlaceCounts, entry: Entry, place: Place) -> None:

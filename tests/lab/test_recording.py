@@ -162,7 +162,7 @@ async def session(folder: Path, record: Path) -> tuple[int, int, int]:
                     if slot is not None:
                         slot.write(memoryview(block(1)))
                 await batch.commit()
-        counted = sum(tier.hits for tier in toy.service._tally.total.tiers.values())
+        counted = sum(place.hits for place in toy.service._tally.total.places)
     return hits, references, counted
 
 
