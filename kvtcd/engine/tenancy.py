@@ -198,7 +198,8 @@ class Tenancy:
             self._driver.tell(ev.Mark(policies[-1]))
             for namespace, policy, codec in chosen:
                 namespace.policy, namespace.codec = policy, codec
-                self._govern(namespace)
+                if self.registry.numbered(namespace.number):  # not purged meanwhile
+                    self._govern(namespace)
 
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.

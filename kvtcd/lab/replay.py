@@ -13,7 +13,7 @@ from kvtcd.core.place import Tier
 from kvtcd.core.policy import FADING, HostTier, Policy, Share
 from kvtcd.core.shelf import Marks, Shelf
 from kvtcd.core.sightings import Sightings
-from kvtcd.lab.trace import BLOCK_TOKENS, Request
+from kvtcd.lab.trace import Request
 
 
 class Replay:
@@ -70,10 +70,10 @@ class Replay:
         self._tell(ev.Touch(tuple(held)))
 
     def _offer(self, request: Request, number: int) -> ev.Put:
-        first = number * BLOCK_TOKENS
+        first = number * request.block_tokens
         return ev.Put(
             next(self._tickets), request.blocks[number], namespace=1, nbytes=1,
-            tokens=min(BLOCK_TOKENS, request.tokens - first), position=first,
+            tokens=max(1, min(request.block_tokens, request.tokens - first)), position=first,
             parent=request.blocks[number - 1] if number else None, patient=True,
         )  # fmt: skip
 

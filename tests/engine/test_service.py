@@ -26,7 +26,7 @@ from kvtcd.core.errors import (
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
-from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
+from kvtcd.core.policy import CodecChoice, DiskTier, Evict, HostTier, Policy
 from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
@@ -190,6 +190,28 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
     assert 'kvtcd_damaged_records_total{error="BadChecksum"} 1.0' in text
     assert 'kvtcd_damaged_records_total{error="WrongRecord"} 1.0' in text
     assert stored[0].outcome == "stored"
+
+
+async def test_a_namespace_that_is_purged_during_a_reload_is_not_governed_again(
+    tmp_path, monkeypatch
+) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        tenancy, begun, go_on = toy.service._tenancy, asyncio.Event(), asyncio.Event()
+        codec = tenancy._codec
+
+        async def slow(*args):
+            begun.set()
+            await go_on.wait()
+            return await codec(*args)
+
+        monkeypatch.setattr(tenancy, "_codec", slow)
+        reloading = asyncio.create_task(toy.service.reload((Policy("x", codec=CodecChoice("lossless")),)))
+        await begun.wait()
+        await toy.service.purge(TENANT, "n")
+        go_on.set()
+        await reloading
+        assert ns.number not in toy.catalog.residents.rules
 
 
 async def test_a_block_without_its_profile_is_forgotten_and_stored_anew(tmp_path) -> None:

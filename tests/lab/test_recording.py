@@ -17,7 +17,7 @@ from kvtcd.core.policy import Evict, Policy
 from kvtcd.lab import simulate
 from kvtcd.lab.recording import read_requests
 from kvtcd.lab.replay import Replay
-from kvtcd.lab.trace import read_trace
+from kvtcd.lab.trace import Request, read_trace
 
 SLICE = Path(__file__).parent.parent / "data" / "mooncake-600.jsonl"
 HEAD = [{"kvtcd_recording": 1, "time": 100.0}, {"namespace": 1, "block_tokens": 16, "token_bytes": 8}]
@@ -178,3 +178,11 @@ def test_a_recorded_session_replayed_hits_what_a_dictionary_hits(tmp_path):
     assert replay.hits == hits == counted
     (row,) = simulate.simulate(recorded, [Policy("lru", evict=Evict("lru"))], [10_000], [1.0])
     assert row.hit_ratio == row.belady == hits / references
+
+
+def test_blocks_of_a_recording_have_their_own_places_when_they_are_replayed():
+    keys = tuple(key(name) for name in "ABC")
+    replay = Replay(Policy("lru", evict=Evict("lru")), 10)
+    replay.request(Request(0, 40, keys, block_tokens=16))
+    entries = replay._catalog.residents.entries
+    assert [(entries[k].position, entries[k].tokens) for k in keys] == [(0, 16), (16, 16), (32, 8)]
