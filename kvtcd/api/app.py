@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvtcd.api import batches, blocks, namespaces, notices, operate, policies
+from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, policies
 from kvtcd.api.auth import identify, operators, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
@@ -56,6 +56,8 @@ _ROUTES = (
     ("POST", f"{_NS}/blocks:flush", batches.flush),
     ("POST", f"{_NS}/demote", batches.demote),
     ("POST", f"{_NS}/prefetch", batches.prefetch),
+    ("POST", f"{_NS}/pin", leases.pin),
+    ("DELETE", "/v1/leases/{id:[0-9a-f]{32}}", leases.give_back),
     ("GET", "/healthz", operate.healthy),
     ("GET", "/readyz", operate.ready),
     ("GET", "/metrics", operate.metrics),

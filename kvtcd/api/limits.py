@@ -33,6 +33,7 @@ class Limits:
         grace_s: see `rate`.
         deadline_s: seconds for a request that gives no deadline.
         max_deadline_s: longest deadline that a request may give; also that of operations.
+        lease_s: seconds that a lease may be asked for.
         shutdown_s: seconds that requests get to finish when the daemon stops.
     """
 
@@ -50,6 +51,7 @@ class Limits:
     grace_s: float = 30.0
     deadline_s: float = 30.0
     max_deadline_s: float = 600.0
+    lease_s: float = 3600.0
     shutdown_s: float = 20.0
 
 

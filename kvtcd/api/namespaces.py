@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
 from aiohttp import web
 
 from kvtcd.api.bodies import JSON, OCTETS, json_response, read_bytes, read_json, require_type
 from kvtcd.api.parameters import Deadline, Target, only, refuse_if_stopping
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
-from kvtcd.core.errors import BadRequest
+from kvtcd.core.errors import BadRequest, Busy
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import tokens_from_bytes
 from kvtcd.core.messages import NamespaceInfo, keys_from_json
 from kvtcd.engine.namespaces import Namespace
+
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
 def _info(namespace: Namespace) -> dict[str, object]:
@@ -49,17 +56,37 @@ async def purge(request: web.Request) -> web.Response:
 
 
 async def match(request: web.Request) -> web.Response:
-    """``POST /v1/namespaces/{ns}/match``: how much of a prefix is here. It grants nothing."""
-    target, blocks = Target.of(request), request.app[SERVICE].blocks
-    ranks = only(request, "ranks").get("ranks", "one")
+    """``POST /v1/namespaces/{ns}/match``: how much of a prefix is here; `lease` seconds keep it so."""
+    target, service = Target.of(request), request.app[SERVICE]
+    query = only(request, "ranks", "lease")
+    ranks = query.get("ranks", "one")
     if ranks not in {"one", "all"}:
         raise BadRequest("ranks", "is neither one nor all")
+    seconds = _seconds(query["lease"], request.app[LIMITS].lease_s) if "lease" in query else None
     async with Deadline(target.deadline).bound("the match"):
+        tokens: Sequence[int] | None = None
         if require_type(request, JSON, OCTETS) == JSON:
             keys = keys_from_json(await read_json(request))
-            found = blocks.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
+            found = service.blocks.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
         else:
             body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
             tokens = tokens_from_bytes(body)
-            found = blocks.match_tokens(target.namespace, tokens, target.salt, all_ranks=ranks == "all")
+            found = service.blocks.match_tokens(
+                target.namespace, tokens, target.salt, all_ranks=ranks == "all"
+            )
+        if (
+            seconds is not None and found.prefix
+        ):  # in the same turn of the loop: what was found is still there
+            record_keys = service.blocks.prefix_keys(
+                target.namespace, found, target.salt, tokens, all_ranks=ranks == "all"
+            )
+            with suppress(Busy):  # no lease is no reason to tell nothing
+                lease = await service.leases.take(target.tenant, record_keys, seconds, target.deadline)
+                found = replace(found, lease=lease)
     return json_response(found.to_json())
+
+
+def _seconds(text: str, longest: float) -> float:
+    if not _NUMBER.fullmatch(text) or not 0 < float(text) <= longest:
+        raise BadRequest("lease", f"is not a number of seconds up to {longest:g}")
+    return float(text)

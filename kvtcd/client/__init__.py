@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtcd.client.sync import Client
-from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, Matches, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, LeaseInfo, Matches, NamespaceInfo
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.operation import Operation
 
@@ -27,6 +27,7 @@ __all__ = [
     "BlockResult",
     "Client",
     "Info",
+    "LeaseInfo",
     "Matches",
     "NamespaceInfo",
     "Notice",

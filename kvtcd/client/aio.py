@@ -11,7 +11,7 @@ from kvtcd.core import wire
 from kvtcd.core.errors import NotFound
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockResult, Found, LeaseInfo, Matches, NamespaceInfo
 from kvtcd.core.operation import Operation
 
 
@@ -55,11 +55,14 @@ class AsyncClient(AsyncDaemonClient):
         keys: Iterable[bytes],
         *,
         all_ranks: bool = False,
+        lease: float | None = None,
         salt: bytes = b"",
         deadline: float | None = None,
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier."""
-        return await self._run(endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks))
+        return await self._run(
+            endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks, lease=lease)
+        )
 
     async def match_tokens(
         self,
@@ -67,13 +70,39 @@ class AsyncClient(AsyncDaemonClient):
         tokens: Sequence[int],
         *,
         all_ranks: bool = False,
+        lease: float | None = None,
         salt: bytes = b"",
         deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
         return await self._run(
-            endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks)
+            endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks, lease=lease)
         )
+
+    async def pin(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        seconds: float,
+        *,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> LeaseInfo:
+        """Keep blocks, wherever they are, for so many seconds; all of them or none.
+
+        Raises:
+            NotFound: one of them is not there.
+            Busy: leases hold as much as they may already.
+        """
+        return await self._run(endpoints.pin(name, keys, seconds, Options(salt, deadline)))
+
+    async def give_back(self, lease_id: str) -> bool:
+        """End a lease; tell whether it was still held."""
+        try:
+            await self._run(endpoints.give_back(lease_id))
+        except NotFound:
+            return False
+        return True
 
     async def put(
         self,

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from kvtcd.client.call import Buffer, Call, Options, flat
 from kvtcd.core import wire
@@ -19,6 +20,7 @@ from kvtcd.core.messages import (
     BlockHead,
     BlockResult,
     Info,
+    LeaseInfo,
     Matches,
     NamespaceInfo,
     keys_to_json,
@@ -101,23 +103,43 @@ def purge(name: str, options: Options) -> Call[int]:
     )  # fmt: skip
 
 
-def match(name: str, keys: Iterable[bytes], options: Options, *, all_ranks: bool) -> Call[Matches]:
+def match(
+    name: str, keys: Iterable[bytes], options: Options, *, all_ranks: bool, lease: float | None
+) -> Call[Matches]:
     """Ask which of these blocks are there."""
-    return _json("POST", _match(name, all_ranks=all_ranks), _keys(keys), Matches.from_json, options)
+    path = _match(name, all_ranks=all_ranks, lease=lease)
+    return _json("POST", path, _keys(keys), Matches.from_json, options)
 
 
-def match_tokens(name: str, tokens: Sequence[int], options: Options, *, all_ranks: bool) -> Call[Matches]:
+def match_tokens(
+    name: str, tokens: Sequence[int], options: Options, *, all_ranks: bool, lease: float | None
+) -> Call[Matches]:
     """Ask for the longest stored prefix of a token sequence."""
     ids = tokens_to_bytes(token_array(tokens))
     headers = options.headers() | {"Content-Type": OCTETS}
     return Call(
-        "POST", _match(name, all_ranks=all_ranks), Matches.from_json, (memoryview(ids),), headers,
-        options.deadline,
+        "POST", _match(name, all_ranks=all_ranks, lease=lease), Matches.from_json,
+        (memoryview(ids),), headers, options.deadline,
     )  # fmt: skip
 
 
-def _match(name: str, *, all_ranks: bool) -> str:
-    return f"{_namespace(name)}/match{'?ranks=all' if all_ranks else ''}"
+def _match(name: str, *, all_ranks: bool, lease: float | None) -> str:
+    query = {"ranks": "all"} if all_ranks else {}
+    if lease is not None:
+        query["lease"] = f"{lease:.3f}"
+    return f"{_namespace(name)}/match" + (f"?{urlencode(query)}" if query else "")
+
+
+def pin(name: str, keys: Iterable[bytes], seconds: float, options: Options) -> Call[LeaseInfo]:
+    """Take a lease."""
+    body = _keys(keys) | {"seconds": seconds}
+    call = _json("POST", f"{_namespace(name)}/pin", body, LeaseInfo.from_json, options)
+    return replace(call, repeatable=False)
+
+
+def give_back(lease_id: str) -> Call[None]:
+    """End a lease."""
+    return Call("DELETE", f"/v1/leases/{lease_id}", _nothing)
 
 
 def put(name: str, block: BlockHead, data: Buffer, options: Options, *, durable: bool) -> Call[BlockResult]:

@@ -13,7 +13,7 @@ from kvtcd.core.errors import NotFound
 from kvtcd.core.fields import json_object
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, Matches, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockResult, Found, LeaseInfo, Matches, NamespaceInfo
 from kvtcd.core.operation import Operation
 
 
@@ -68,14 +68,19 @@ class Client(DaemonClient):
         keys: Iterable[bytes],
         *,
         all_ranks: bool = False,
+        lease: float | None = None,
         salt: bytes = b"",
         deadline: float | None = None,
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier.
 
         With `all_ranks`, only what every rank of a tensor-parallel model has counts, in the slowest tier.
+        With `lease`, what was found stays for so many seconds, unless leases hold too much already: then the
+        answer has none.
         """
-        return self._run(endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks))
+        return self._run(
+            endpoints.match(name, keys, Options(salt, deadline), all_ranks=all_ranks, lease=lease)
+        )
 
     def match_tokens(
         self,
@@ -83,11 +88,39 @@ class Client(DaemonClient):
         tokens: Sequence[int],
         *,
         all_ranks: bool = False,
+        lease: float | None = None,
         salt: bytes = b"",
         deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
-        return self._run(endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks))
+        return self._run(
+            endpoints.match_tokens(name, tokens, Options(salt, deadline), all_ranks=all_ranks, lease=lease)
+        )
+
+    def pin(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        seconds: float,
+        *,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> LeaseInfo:
+        """Keep blocks, wherever they are, for so many seconds; all of them or none.
+
+        Raises:
+            NotFound: one of them is not there.
+            Busy: leases hold as much as they may already.
+        """
+        return self._run(endpoints.pin(name, keys, seconds, Options(salt, deadline)))
+
+    def give_back(self, lease_id: str) -> bool:
+        """End a lease; tell whether it was still held."""
+        try:
+            self._run(endpoints.give_back(lease_id))
+        except NotFound:
+            return False
+        return True
 
     def put(
         self,

@@ -72,6 +72,13 @@ class Fields:
             raise BadRequest(name, f"is not an integer within {low}..{high}")
         return value
 
+    def number(self, name: str, low: float, high: float) -> float:
+        """Return a number within bounds."""
+        value = self.value(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise BadRequest(name, f"is not a number within {low:g}..{high:g}")
+        return float(value)
+
     def text(self, name: str) -> str:
         """Return a string."""
         return string(name, self.value(name))

@@ -146,14 +146,35 @@ class BlockMatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease: `blocks` of them stay for `seconds`, or until it is given back."""
+
+    id: str
+    seconds: float
+    blocks: int
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {"id": self.id, "seconds": self.seconds, "blocks": self.blocks}
+
+    @classmethod
+    def from_json(cls, body: object) -> LeaseInfo:
+        """Build from the form that `to_json` writes."""
+        given = Fields(body, "lease")
+        return cls(given.text("id"), given.number("seconds", 0, 1 << 31), given.integer("blocks", 0, 1 << 31))
+
+
+@dataclass(frozen=True, slots=True)
 class Matches:
     """Answer to a match: the blocks asked for, in order.
 
-    `partials`: tokens of each stored partial block that continues the prefix.
+    `partials`: tokens of each stored partial block that continues the prefix. `lease`: keeps the prefix, if
+    that was asked for and there is one.
     """
 
     blocks: tuple[BlockMatch, ...]
     partials: tuple[int, ...] = ()
+    lease: LeaseInfo | None = None
 
     @property
     def prefix(self) -> tuple[BlockMatch, ...]:
@@ -174,6 +195,7 @@ class Matches:
             "tiers": [block.tier for block in self.blocks],
             "blocks": [{"key": b.key.hex(), "tokens": b.tokens, "tier": b.tier} for b in self.blocks],
             "partials": list(self.partials),
+            "lease": self.lease.to_json() if self.lease else None,
         }
 
     @classmethod
@@ -189,7 +211,8 @@ class Matches:
             for row in (Fields(row, "blocks") for row in given.items("blocks"))
         )
         lengths = given.items("partials") if "partials" in given else ()  # older daemons have none
-        return cls(blocks, tuple(length for length in lengths if isinstance(length, int)))
+        lease = LeaseInfo.from_json(given.value("lease")) if "lease" in given else None
+        return cls(blocks, tuple(length for length in lengths if isinstance(length, int)), lease)
 
 
 @dataclass(frozen=True, slots=True)

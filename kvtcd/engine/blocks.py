@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Literal
 
 from kvtcd.core import events as ev
-from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
+from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping, UnknownNamespace
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain
 from kvtcd.core.messages import BlockMatch, BlockResult, Matches
@@ -92,6 +92,37 @@ class Blocks:
         members = ranks(namespace, self._registry.tenants[namespace.tenant].namespaces.values())
         # the one that was asked is first: the answer has its keys
         return members and sorted(members, key=lambda member: member is not namespace)
+
+    def record_keys(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[RecordKey]:
+        """Return the record keys of blocks.
+
+        Raises:
+            UnknownNamespace: it is being purged.
+        """
+        if not self._registry.admits(namespace):
+            raise UnknownNamespace(namespace.name)
+        return [self._record_key(namespace, salt, key) for key in keys]
+
+    def prefix_keys(
+        self, namespace: Namespace, found: Matches, salt: bytes, tokens: Sequence[int] | None, *,
+        all_ranks: bool,
+    ) -> list[RecordKey]:  # fmt: skip
+        """Return the record keys of a prefix that was matched, with `all_ranks` those of every rank.
+
+        `tokens` is the sequence that was matched, None if that was keys.
+
+        Raises:
+            UnknownNamespace: it is being purged.
+        """
+        own = [block.key for block in found.prefix]
+        record_keys: list[RecordKey] = []
+        for member in self._members(namespace, all_ranks=all_ranks) or []:
+            keys = own
+            if tokens is not None and member is not namespace:
+                links = chain(member.digest, tokens[: found.prefix_tokens], member.identity.block_tokens)
+                keys = [link.key for link in links]
+            record_keys += self.record_keys(member, keys, salt)
+        return record_keys
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
         keys = self._registry.tenants[namespace.tenant].keys

@@ -46,6 +46,7 @@ class Metrics:
         self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
         self.recorded = self._counter("recorded_lines", "Lines of the recording that were written")
         self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
+        self.leases = Gauge("kvtcd_leases", "Leases that are held", registry=self.registry)
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)

@@ -17,6 +17,7 @@ from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.feed import Feeds
+from kvtcd.engine.leases import Leases
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
@@ -48,6 +49,7 @@ class Service:
         ready: blocks are served and taken.
         blocks: what is done with blocks.
         feeds: for those who listen to what becomes of them.
+        leases: by which they stay for a while.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Service:
             recorder=recorder,
         )
         self.feeds = Feeds(self.boot_id, metrics)
+        self.leases = Leases(driver, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
         self._reporter = Reporter(driver, tenancy.registry, self.feeds)
@@ -130,6 +133,7 @@ class Service:
             deadline: what is not on disk by then is lost, and counted.
         """
         self.drain()
+        self.leases.close()
         if self._ticking:
             self._ticking.cancel()
         for namespace in self._registry.all():
@@ -209,6 +213,7 @@ class Service:
         return await asyncio.shield(task)
 
     async def _purge(self, namespace: Namespace) -> int:
+        self.leases.purge(namespace.number)
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._tally.forget(namespace.number)
         self._reporter.purged(namespace)

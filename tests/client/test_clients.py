@@ -221,6 +221,23 @@ async def test_all_ranks_and_partial_blocks_can_be_asked_for(client):
     assert await client.purge("r1", deadline=5) == 1
 
 
+async def test_leases_are_taken_and_given_back(client):
+    for number in (1, 2):
+        await client.put("demo", head(number), block(number))
+    lease = await client.pin("demo", [key(1), key(2)], 30)
+    assert (lease.seconds, lease.blocks) == (30, 2)
+    assert await client.give_back(lease.id) is True
+    assert await client.give_back(lease.id) is False
+    with pytest.raises(errors.NotFound):
+        await client.pin("demo", [key(9)], 30)
+    assert (await client.match("demo", [key(1)])).lease is None
+    found = await client.match("demo", [key(1), key(9)], lease=0.5)
+    assert found.lease
+    assert (found.lease.seconds, found.lease.blocks) == (0.5, 1)
+    assert (await client.match_tokens("demo", [1, 2], lease=30)).lease is None
+    assert (await client.match("demo", [key(1)], all_ranks=True, lease=30)).lease
+
+
 async def test_policies_are_shown_and_reloaded_or_refused(client):
     assert [(p["name"], p["namespaces"]) for p in await client.policies()] == [("toy", ["demo"])]
     with pytest.raises(errors.ServerError, match="403"):

@@ -18,6 +18,7 @@ from kvtcd.core.messages import (
     BlockResult,
     Found,
     Info,
+    LeaseInfo,
     Matches,
     NamespaceInfo,
     keys_from_json,
@@ -68,10 +69,12 @@ def test_an_operation_survives_json(results, state, total, done, detail):
 
 
 @given(
-    st.lists(st.builds(BlockMatch, KEYS, TOKENS, st.none() | TIERS), max_size=6), st.lists(TOKENS, max_size=3)
+    st.lists(st.builds(BlockMatch, KEYS, TOKENS, st.none() | TIERS), max_size=6),
+    st.lists(TOKENS, max_size=3),
+    st.none() | st.builds(LeaseInfo, st.text(max_size=8), st.floats(0, 3600), st.integers(0, 99)),
 )
-def test_a_match_counts_its_prefix_and_survives_json(blocks, partials):
-    matches = Matches(tuple(blocks), tuple(partials))
+def test_a_match_counts_its_prefix_and_survives_json(blocks, partials, lease):
+    matches = Matches(tuple(blocks), tuple(partials), lease)
     body = matches.to_json()
 
     present = [block.tier is not None for block in blocks]
