@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvtcd.client.sync import Client
-from kvtcd.core.messages import BlockHead, BlockMatch, BlockResult, Info, LeaseInfo, Matches, NamespaceInfo
+from kvtcd.core.matches import BlockMatch, LeaseInfo, Matches
+from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.operation import Operation
 

@@ -16,16 +16,8 @@ from kvtcd.core.errors import BadKey, BadRequest
 from kvtcd.core.fields import Fields
 from kvtcd.core.identity import NAMESPACE_NAME, Identity
 from kvtcd.core.keys import EngineKey, token_array, tokens_to_bytes
-from kvtcd.core.messages import (
-    BlockHead,
-    BlockResult,
-    Info,
-    LeaseInfo,
-    Matches,
-    NamespaceInfo,
-    keys_to_json,
-    results_from_json,
-)
+from kvtcd.core.matches import LeaseInfo, Matches
+from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, keys_to_json, results_from_json
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
 from kvtcd.core.operation import Operation
 

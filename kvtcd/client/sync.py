@@ -13,7 +13,8 @@ from kvtcd.core.errors import NotFound
 from kvtcd.core.fields import json_object
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, LeaseInfo, Matches, NamespaceInfo
+from kvtcd.core.matches import LeaseInfo, Matches
+from kvtcd.core.messages import BlockHead, BlockResult, Found, NamespaceInfo
 from kvtcd.core.operation import Operation
 
 

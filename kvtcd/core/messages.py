@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal, cast, get_args
 
 from kvtcd.core.errors import BadRequest
@@ -134,85 +133,6 @@ class BlockResult:
         given = Fields(body, "result")
         outcome = cast("Outcome", given.choice("outcome", get_args(Outcome)))
         return cls(given.key("key"), outcome, given.optional_text("reason"))
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMatch:
-    """One block that was asked for; `tier` is the fastest that has it, None on a miss."""
-
-    key: EngineKey
-    tokens: int
-    tier: Tier | None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseInfo:
-    """A lease: `blocks` of them stay for `seconds`, or until it is given back."""
-
-    id: str
-    seconds: float
-    blocks: int
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"id": self.id, "seconds": self.seconds, "blocks": self.blocks}
-
-    @classmethod
-    def from_json(cls, body: object) -> LeaseInfo:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "lease")
-        return cls(given.text("id"), given.number("seconds", 0, 1 << 31), given.integer("blocks", 0, 1 << 31))
-
-
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """Answer to a match: the blocks asked for, in order.
-
-    `partials`: tokens of each stored partial block that continues the prefix. `lease`: keeps the prefix, if
-    that was asked for and there is one.
-    """
-
-    blocks: tuple[BlockMatch, ...]
-    partials: tuple[int, ...] = ()
-    lease: LeaseInfo | None = None
-
-    @property
-    def prefix(self) -> tuple[BlockMatch, ...]:
-        """The leading blocks that are all there."""
-        return tuple(takewhile(lambda block: block.tier is not None, self.blocks))
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix."""
-        return sum(block.tokens for block in self.prefix)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form; `bitmap` has one character for each block, ``1`` where it is there."""
-        return {
-            "prefix_blocks": len(self.prefix),
-            "prefix_tokens": self.prefix_tokens,
-            "bitmap": "".join("0" if block.tier is None else "1" for block in self.blocks),
-            "tiers": [block.tier for block in self.blocks],
-            "blocks": [{"key": b.key.hex(), "tokens": b.tokens, "tier": b.tier} for b in self.blocks],
-            "partials": list(self.partials),
-            "lease": self.lease.to_json() if self.lease else None,
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> Matches:
-        """Build from the form that `to_json` writes; the rest follows from `blocks` and `partials`."""
-        given = Fields(body, "match")
-        blocks = tuple(
-            BlockMatch(
-                row.key("key"),
-                row.integer("tokens", 0, MAX_BLOCK_TOKENS),
-                row.tier("tier") if "tier" in row else None,
-            )
-            for row in (Fields(row, "blocks") for row in given.items("blocks"))
-        )
-        lengths = given.items("partials") if "partials" in given else ()  # older daemons have none
-        lease = LeaseInfo.from_json(given.value("lease")) if "lease" in given else None
-        return cls(blocks, tuple(length for length in lengths if isinstance(length, int)), lease)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping, UnknownNamespace
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain
-from kvtcd.core.messages import BlockMatch, BlockResult, Matches
+from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.matching import Matcher

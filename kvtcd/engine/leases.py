@@ -16,7 +16,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, NotFound
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
-from kvtcd.core.messages import LeaseInfo
+from kvtcd.core.matches import LeaseInfo
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.metrics import Metrics
 

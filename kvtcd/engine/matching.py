@@ -9,7 +9,7 @@ from itertools import islice
 
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys, chain, chain_key, chain_root, token_array
-from kvtcd.core.messages import BlockMatch, Matches
+from kvtcd.core.matches import BlockMatch, Matches
 
 LOOK = 1024
 """Continuations of a block that a match looks at, the last stored first."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.messages import BlockMatch, Matches
+from kvtcd.core.matches import BlockMatch, Matches
 from kvtcd.core.place import Tier
 from kvtcd.engine.namespaces import Namespace
 

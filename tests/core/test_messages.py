@@ -12,14 +12,12 @@ from kvtcd.core.errors import BadKey, BadRequest
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, kv_layout
+from kvtcd.core.matches import BlockMatch, LeaseInfo, Matches
 from kvtcd.core.messages import (
     BlockHead,
-    BlockMatch,
     BlockResult,
     Found,
     Info,
-    LeaseInfo,
-    Matches,
     NamespaceInfo,
     keys_from_json,
     keys_to_json,
