@@ -30,7 +30,7 @@ from kvtcd.core.layout import Layout
 
 GUARD = 4.0
 """The bound as a multiple of the error that calibration measured at the same step."""
-RECENT = 4
+RECENT = 8
 """Half octaves by which the step of the most recent tokens is finer."""
 _TRIES = 3
 """Steps tried, each half of the one before."""

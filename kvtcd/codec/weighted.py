@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from kvtcd.codec.basis import Moments, principal
 from kvtcd.codec.transform import Transform, orthonormal
+from kvtcd.codec.widths import Widths
 from kvtcd.core.errors import BadField
 from kvtcd.core.layout import Stream
 
@@ -65,6 +66,11 @@ class Weighted:
     def tensors(self, stream: str) -> dict[str, Tensor]:
         """Return what a profile's file has of this, by name."""
         return {_name(stream, part): getattr(self, part).contiguous() for part in _PARTS}
+
+    def trimmed(self, step: float) -> Weighted:
+        """Return this without the components behind the last one that is coded at a step."""
+        rank = Widths.of(self.spread, step).rank
+        return replace(self, basis=self.basis[:rank], spread=self.spread[:rank])
 
     def transform(self, mean: Tensor, device: torch.device) -> Transform:
         """Return the map between features and coefficients on a device: one for all who use this profile."""

@@ -28,6 +28,7 @@ SmolLM2 at ratio 16, over eight windows of four kinds of text: .0219, .0188 and 
 divergence with 16, 32 and 64 thousand tokens, for 140, 200 and 310 seconds of one busy core.
 """
 
+_SENSITIVITY: Sensitivity = "fisher"
 _SHORT, _FEW = 512, 2048
 """Tokens of a window, and components of a stream, where memory is scarce."""
 
@@ -110,6 +111,7 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
     made_of = [
         __version__,
         identity.weights,
+        _SENSITIVITY,
         RECIPE_TOKENS,
         WINDOW,
         SAMPLE,
@@ -118,8 +120,9 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
     folder = models.cache_folder() / "profiles" / name_of(made_of)
     if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
         made = calibrate(
-            loaded, identity, recipe, tokens=RECIPE_TOKENS, checkpoints=_checkpoints(), phases=phases
-        )
+            loaded, identity, recipe, tokens=RECIPE_TOKENS, sensitivity=_SENSITIVITY,
+            checkpoints=_checkpoints(), phases=phases,
+        )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         found = [store(made.data, folder)]
     return found[0]

@@ -32,7 +32,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models
 from kvtcd.lab.checkpoint import Checkpoint
-from kvtcd.lab.dial import measure
+from kvtcd.lab.dial import finer, measure, steps
 from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Reading, gather, plan_reading
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
@@ -120,12 +120,17 @@ def calibrate(
     )  # fmt: skip
     weights = {name: found.moment for name, found in gathered.sensitivities.items()}
     predictor = gathered.tokens.rows(gathered.pilot_basis()) if gathered.tokens else None
-    profile, _ = fit_profile(
+    fitted, _ = fit_profile(
         origin, gathered.moments, gathered.samples, rank=rank, weights=weights, tokens=predictor, watch=phases
     )  # fmt: skip
-    curve = measure(loaded, identity, profile, reading.windows[: reading.held_out], phases)
+    grid = steps(fitted.weighted)
+    weighted = {name: own.trimmed(grid[0]) for name, own in fitted.weighted.items()}
+    fitted, _ = build(origin, fitted.streams, weighted)
+    curve = measure(
+        loaded, identity, fitted, reading.windows[: reading.held_out], grid=finer(grid), phases=phases
+    )  # fmt: skip
     profile, data = build(
-        dataclasses.replace(origin, curve=tuple(curve.to_json())), profile.streams, profile.weighted
+        dataclasses.replace(origin, curve=tuple(curve.to_json() if curve else ())), fitted.streams, weighted
     )  # fmt: skip
     held_out = {name: _held_out(stream, gathered.samples[name]) for name, stream in profile.streams.items()}
     checkpoint.discard()

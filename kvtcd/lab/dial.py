@@ -7,7 +7,7 @@ what these texts have in common and no more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ from kvtcd.codec.profile import Profile
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.stepped import Run, Span, Stepped
 from kvtcd.codec.transform import views
+from kvtcd.codec.weighted import Weighted
 from kvtcd.codec.widths import LEAST, Widths
+from kvtcd.core.blob import CodecId
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate
 from kvtcd.lab.evaluate import Block, Document
@@ -27,24 +29,31 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import PART
 
-_FINEST, _COARSEST = 0.3, 0.01
-"""Shares of all features that are coded at the ends of the curve."""
+_MOST, _LEAST = 0.5, 0.01
+"""Shares of all features that are coded at the step the basis is trimmed for, and at the coarsest step."""
 _GRID = 2**0.75
-_MOST = 20
+_FINER = 4
+"""Further steps below, where codes get longer and no more components come in."""
+_STEPS = 20
 _RESAMPLES = 2_000
 
 
-def steps(profile: Profile) -> list[float]:
-    """Return the steps to measure, ascending, by how many components each leaves to code."""
-    features = sum(stream.basis.shape[1] for stream in profile.weighted.values())
-    largest = max(float(stream.spread.max()) for stream in profile.weighted.values())
+def steps(weighted: Mapping[str, Weighted]) -> list[float]:
+    """Return steps, ascending, by how many components each leaves to code."""
+    features = sum(stream.basis.shape[1] for stream in weighted.values())
+    largest = max(float(stream.spread.max()) for stream in weighted.values())
 
     def coded(step: float) -> float:
-        widths = [Widths.of(stream.spread, step) for stream in profile.weighted.values()]
+        widths = [Widths.of(stream.spread, step) for stream in weighted.values()]
         return sum(len(rows) for each in widths for rows in each.rows.values()) / features
 
-    grid = [largest / LEAST / _GRID**n for n in range(_MOST)]
-    return sorted(step for step in grid if _COARSEST <= coded(step) <= _FINEST)
+    grid = [largest / LEAST / _GRID**n for n in range(_STEPS)]
+    return sorted(step for step in grid if _LEAST <= coded(step) <= _MOST)
+
+
+def finer(grid: Sequence[float]) -> list[float]:
+    """Return the steps to measure, ascending: those of a grid, and some below."""
+    return [*(grid[0] / _GRID**n for n in range(_FINER, 0, -1)), *grid]
 
 
 def measure(
@@ -52,15 +61,16 @@ def measure(
     identity: Identity,
     profile: Profile,
     windows: Sequence[Sequence[int]],
+    *,
+    grid: Sequence[float],
     phases: Phases,
-) -> Curve:
-    """Measure the curve of a profile on windows of tokens.
+) -> Curve | None:
+    """Measure the curve of a profile at steps, ascending, on windows of tokens; None where none can be used.
 
     Raises:
         UnsupportedCache: a layer of the model does not keep its whole past.
     """
     coder = Stepped(identity.layout, identity.rope, profile, loaded.model.device)
-    grid = steps(profile)
     with phases.timed("curve"), phases.bar("rate and quality", len(grid) + 1) as advance:
         documents, floors = [], []
         for window in windows:
@@ -68,15 +78,17 @@ def measure(
             documents.append(evaluate.read(loaded, identity, window, len(window) - behind))
             floors.append(evaluate.noise(loaded, identity, documents[-1]).kl)
         points: list[Point] = []
-        for step in grid:
-            advance(len(points) + 1)
-            points.append(_point(loaded, identity, coder, documents, step))
-    return Curve(tuple(points), float(np.mean(floors)))
+        for done, step in enumerate(grid):
+            advance(done + 1)
+            if point := _point(loaded, identity, coder, documents, step):
+                points.append(point)
+    return Curve(tuple(points), float(np.mean(floors))) if len(points) > 1 else None
 
 
 def _point(
     loaded: LoadedModel, identity: Identity, coder: Stepped, documents: Sequence[Document], step: float
-) -> Point:
+) -> Point | None:
+    """Measure one step; None where it is too fine for the codes there are."""
     sizes, qualities, errors = evaluate.Size(), [], []
     for document in documents:
         recent = len(document.continuation)
@@ -84,6 +96,8 @@ def _point(
             identity.layout, identity.rope, coder.profile, step, window=recent, device=loaded.model.device
         )
         encoded = evaluate.encode(encoder, document.blocks)
+        if any(packed.codec is not CodecId.KVTC2 for packed in encoded):
+            return None
         decoded = evaluate.decode(coder, document.blocks, encoded)
         logits = evaluate.continue_behind(loaded, decoded, identity.layout, document.continuation)
         sizes += evaluate.size(identity.layout, document.blocks, encoded, recent)

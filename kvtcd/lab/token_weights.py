@@ -8,7 +8,7 @@ Decoders do not need it, since the class of each token is stored.
 
 Targets are logarithms of ``g^T M^-1 g`` summed over layers and heads, by stream; features the leading
 components of all streams in a pilot basis, fitted to the held-out rows, which are read first. Ridge
-regression keeps ``513 x 513`` numbers, however many tokens there are.
+regression keeps ``1025 x 1025`` numbers, however many tokens there are.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kvtcd.codec.weighted import by_head, root
 
-_COMPONENTS = 256
+_COMPONENTS = 512
 """Components of each stream that are features."""
-_RIDGE = 0.05
+_RIDGE = 0.3
 """Of the regression, as a share of the tokens seen: features have unit variance."""
 _TINY = 1e-12
 
