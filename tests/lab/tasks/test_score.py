@@ -54,6 +54,7 @@ def test_an_exact_answer_is_the_final_one(text: str, answers: tuple[str, ...], s
         ("Saxon", ("Saxon Garden",), 2 / 3),  # precision 1, recall 1/2
         ("a big red house", ("red house", "blue"), 0.8),  # precision 2/3, recall 1
         ("cat cat", ("cat",), 2 / 3),  # a word counts as often as it is there
+        ("go go", ("go go now",), 0.8),
         ("none", ("other",), 0),
         ("", ("other",), 0),
         ("The", ("a",), 1),  # nothing but articles
