@@ -14,6 +14,7 @@ from support.codec_world import YARN, World, kv, mla
 
 from kvtcd.codec.choose import Decoder
 from kvtcd.codec.kvtc import Kvtc
+from kvtcd.codec.kvtc2 import Kvtc2
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.profile import SUFFIX
 from kvtcd.core.blob import parse
@@ -59,6 +60,12 @@ def main() -> None:
         Decoder(world.layout, world.rope, lambda _, p=profile: p).decode(parse(memoryview(blob)), out)
         write(f"kvtc-{VERSION}-{name}.blob", blob)
         write(f"kvtc-{VERSION}-{name}.raw", bytes(out.numpy()))
+        blob = Kvtc2(world.layout, world.rope, profile, 0.2, window=8).encode(
+            raw, tokens=TOKENS, first_token=0, after=0
+        )
+        Decoder(world.layout, world.rope, lambda _, p=profile: p).decode(parse(memoryview(blob.blob)), out)
+        write(f"kvtc2-{VERSION}-{name}.blob", blob.blob)
+        write(f"kvtc2-{VERSION}-{name}.raw", bytes(out.numpy()))
 
 
 if __name__ == "__main__":
