@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kvtcd.api.blocks import applied
 from kvtcd.api.bodies import declared, json_response, read_json, receive, require_type, send
-from kvtcd.api.parameters import Target, refuse_if_stopping, wants_durable
+from kvtcd.api.parameters import Target, only, refuse_if_stopping, wants_durable
 from kvtcd.api.state import IN_FLIGHT, LIMITS, OPERATIONS, SERVICE, TENANT
 from kvtcd.core import wire
 from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
@@ -138,7 +138,7 @@ async def demote(request: web.Request) -> web.Response:
 
 async def prefetch(request: web.Request) -> web.Response:
     """``POST …/prefetch``: up to a tier of memory ahead of need, as an operation."""
-    name = request.query.get("to", Tier.HOST)
+    name = only(request, "to").get("to", Tier.HOST)
     if name not in (Tier.HOST, Tier.GPU):
         raise BadRequest("to", f"{name!r} is neither host nor gpu")
     return await _operation(request, partial(request.app[SERVICE].blocks.prefetch, tier=Tier(name)))

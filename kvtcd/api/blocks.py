@@ -63,7 +63,7 @@ async def head(request: web.Request) -> web.Response:
     """``HEAD …/blocks/{key}``: what a GET would find. It moves nothing and grants nothing."""
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    (found,) = request.app[SERVICE].blocks.match(target.namespace, [key], target.salt).blocks
+    (found,) = request.app[SERVICE].prefixes.match(target.namespace, [key], target.salt).blocks
     if found.tier is None:
         raise NotFound
     return web.Response(

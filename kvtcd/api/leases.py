@@ -22,7 +22,7 @@ async def pin(request: web.Request) -> web.Response:
     if not 0 < len(keys) <= limits.batch_blocks:
         raise BadRequest("keys", f"{len(keys)} of them; 1 to {limits.batch_blocks} in one request")
     service = request.app[SERVICE]
-    record_keys = service.blocks.record_keys(target.namespace, keys, target.salt)
+    record_keys = service.prefixes.record_keys(target.namespace, keys, target.salt)
     lease = await service.leases.take(target.tenant, record_keys, seconds, target.deadline)
     return json_response(lease.to_json(), status=201)
 

@@ -67,17 +67,17 @@ async def match(request: web.Request) -> web.Response:
         tokens: Sequence[int] | None = None
         if require_type(request, JSON, OCTETS) == JSON:
             keys = keys_from_json(await read_json(request))
-            found = service.blocks.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
+            found = service.prefixes.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
         else:
             body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
             tokens = tokens_from_bytes(body)
-            found = service.blocks.match_tokens(
+            found = service.prefixes.match_tokens(
                 target.namespace, tokens, target.salt, all_ranks=ranks == "all"
             )
         if (
             seconds is not None and found.prefix
         ):  # in the same turn of the loop: what was found is still there
-            record_keys = service.blocks.prefix_keys(
+            record_keys = service.prefixes.prefix_keys(
                 target.namespace, found, target.salt, tokens, all_ranks=ranks == "all"
             )
             with suppress(Busy):  # no lease is no reason to tell nothing

@@ -20,6 +20,7 @@ from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, keys_to_json, results_from_json
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
 from kvtcd.core.operation import Operation
+from kvtcd.core.place import Tier
 
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
@@ -205,9 +206,9 @@ def demote(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation
     return _operation(f"{_namespace(name)}/demote", keys, options)
 
 
-def prefetch(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
-    """Begin to bring blocks up to the host."""
-    return _operation(f"{_namespace(name)}/prefetch", keys, options)
+def prefetch(name: str, keys: Iterable[bytes], options: Options, *, to: Tier) -> Call[Operation]:
+    """Begin to bring blocks up to a tier of memory."""
+    return _operation(f"{_namespace(name)}/prefetch?to={to}", keys, options)
 
 
 def _operation(path: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:

@@ -16,6 +16,7 @@ from kvtcd.core.keys import EngineKey
 from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Found, NamespaceInfo
 from kvtcd.core.operation import Operation
+from kvtcd.core.place import Tier
 
 
 class Client(DaemonClient):
@@ -237,12 +238,13 @@ class Client(DaemonClient):
         name: str,
         keys: Iterable[bytes],
         *,
+        to: Tier = Tier.HOST,
         wait: bool = True,
         salt: bytes = b"",
         deadline: float | None = None,
     ) -> Operation:
-        """Bring blocks up to host memory ahead of need; with `wait`, return once that has ended."""
-        operation = self._run(endpoints.prefetch(name, keys, Options(salt, deadline)))
+        """Bring blocks up to a tier of memory ahead of need; with `wait`, return once that has ended."""
+        operation = self._run(endpoints.prefetch(name, keys, Options(salt, deadline), to=to))
         return self.ended(operation) if wait else operation
 
 

@@ -1,4 +1,4 @@
-"""What is done with the blocks of a namespace: matched, stored, read, moved, deleted."""
+"""What is done with the blocks of a namespace: stored, read, moved, deleted."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Literal
 
 from kvtcd.core import events as ev
-from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping, UnknownNamespace
+from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
 from kvtcd.core.events import Reason
-from kvtcd.core.keys import EngineKey, RecordKey, chain
-from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
-from kvtcd.engine.matching import Matcher
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
-from kvtcd.engine.ranks import held_by_all, ranks
 from kvtcd.engine.recorder import Line, Recorder
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.tally import Tally
@@ -55,80 +51,6 @@ class Blocks:
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
         self._registry = tenancy.registry
 
-    def match(
-        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, *, all_ranks: bool = False
-    ) -> Matches:
-        """Say of each key whether it can be served, and from where; this marks nothing as used.
-
-        Args:
-            namespace: of these blocks.
-            keys: of a prefix, or any.
-            salt: of these blocks.
-            all_ranks: count only what every rank of this model has, in the slowest tier of them.
-
-        Raises:
-            BadRequest: `all_ranks`, and the identity does not say which rank it is.
-        """
-        members = self._members(namespace, all_ranks=all_ranks)
-        self._note("match", namespace, keys, salt)
-        if members is None:
-            return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
-        tokens = namespace.identity.block_tokens
-        return held_by_all([self._matcher(member, salt).by_keys(keys, tokens) for member in members])
-
-    def match_tokens(
-        self, namespace: Namespace, tokens: Sequence[int], salt: bytes, *, all_ranks: bool = False
-    ) -> Matches:
-        """Return the longest stored prefix of a token sequence under our own key chain; see `match`."""
-        members = self._members(namespace, all_ranks=all_ranks) or []
-        if self._recorder:
-            links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
-            self._note("match", namespace, [link.key for link in links], salt)
-        found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
-        return Matches(held_by_all(found).prefix) if found else Matches(())
-
-    def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
-        if not all_ranks:
-            return [namespace]
-        members = ranks(namespace, self._registry.tenants[namespace.tenant].namespaces.values())
-        # the one that was asked is first: the answer has its keys
-        return members and sorted(members, key=lambda member: member is not namespace)
-
-    def record_keys(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[RecordKey]:
-        """Return the record keys of blocks.
-
-        Raises:
-            UnknownNamespace: it is being purged.
-        """
-        if not self._registry.admits(namespace):
-            raise UnknownNamespace(namespace.name)
-        return [self._record_key(namespace, salt, key) for key in keys]
-
-    def prefix_keys(
-        self, namespace: Namespace, found: Matches, salt: bytes, tokens: Sequence[int] | None, *,
-        all_ranks: bool,
-    ) -> list[RecordKey]:  # fmt: skip
-        """Return the record keys of a prefix that was matched, with `all_ranks` those of every rank.
-
-        `tokens` is the sequence that was matched, None if that was keys.
-
-        Raises:
-            UnknownNamespace: it is being purged.
-        """
-        own = [block.key for block in found.prefix]
-        record_keys: list[RecordKey] = []
-        for member in self._members(namespace, all_ranks=all_ranks) or []:
-            keys = own
-            if tokens is not None and member is not namespace:
-                links = chain(member.digest, tokens[: found.prefix_tokens], member.identity.block_tokens)
-                keys = [link.key for link in links]
-            record_keys += self.record_keys(member, keys, salt)
-        return record_keys
-
-    def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
-        keys = self._registry.tenants[namespace.tenant].keys
-        return Matcher(self._driver.catalog, keys, namespace.digest, salt)
-
     @asynccontextmanager
     async def batch(
         self, namespace: Namespace, salt: bytes, deadline: float, *, durable: bool = False
@@ -162,7 +84,7 @@ class Blocks:
             Busy: it is here, but could not be brought up now.
             DeadlineExceeded: not within the caller's time.
         """
-        self._note("get", namespace, [key], salt)
+        self._note(namespace, [key], salt)
         async with self._read(namespace, key, salt, deadline) as lease:
             yield lease
 
@@ -170,7 +92,7 @@ class Blocks:
     async def _read(
         self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
     ) -> AsyncIterator[Lease]:
-        record_key = self._record_key(namespace, salt, key)
+        record_key = self._registry.record_key(namespace, salt, key)
         places = self._driver.catalog.places(record_key)
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
         reason = await self._driver.ask(request, deadline)
@@ -206,7 +128,7 @@ class Blocks:
 
         ahead: deque[tuple[EngineKey, AsyncExitStack, asyncio.Task[Lease | None]]] = deque()
         waiting = iter(keys)
-        self._note("get", namespace, keys, salt)
+        self._note(namespace, keys, salt)
         try:
             while True:
                 while len(ahead) < READ_AHEAD and (key := next(waiting, None)) is not None:
@@ -218,7 +140,9 @@ class Blocks:
                 yield key, await task
                 ahead.popleft()
                 await stack.aclose()
-            self._driver.tell(ev.Touch(tuple(self._record_key(namespace, salt, key) for key in keys)))
+            self._driver.tell(
+                ev.Touch(tuple(self._registry.record_key(namespace, salt, key) for key in keys))
+            )
         finally:
             for _, stack, task in ahead:
                 task.cancel()
@@ -232,7 +156,7 @@ class Blocks:
         Raises:
             StoreFailed: a record could not be removed from disk.
         """
-        record_keys = [self._record_key(namespace, salt, key) for key in keys]
+        record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
         known = [key for key in record_keys if self._driver.catalog.tiers(key)]
         await self._tenancy.delete(known, self._registry.tenants[namespace.tenant])
         return len(known)
@@ -260,7 +184,7 @@ class Blocks:
         gate = asyncio.Semaphore(READ_AHEAD)
 
         async def one(key: EngineKey) -> BlockResult:
-            record_key = self._record_key(namespace, salt, key)
+            record_key = self._registry.record_key(namespace, salt, key)
             request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
@@ -276,7 +200,7 @@ class Blocks:
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool,
         progress: Callable[[], None] = lambda: None,
     ) -> list[BlockResult]:  # fmt: skip
-        pairs = [(key, self._record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
+        pairs = [(key, self._registry.record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
         tenant = self._registry.tenants[namespace.tenant]
         return await settle(self._driver, tenant, pairs, deadline, evict=evict, progress=progress)
 
@@ -285,12 +209,7 @@ class Blocks:
         pairs = [(o.engine_key, key) for key, o in self._driver.origins.items() if o.namespace is namespace]
         return await settle(self._driver, self._registry.tenants[namespace.tenant], pairs, deadline)
 
-    def _note(
-        self, op: Literal["match", "get"], namespace: Namespace, keys: Sequence[EngineKey], salt: bytes
-    ) -> None:
+    def _note(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
         if self._recorder:
-            record_keys = [self._record_key(namespace, salt, key) for key in keys]
-            self._recorder.note(Line(op, namespace, record_keys))
-
-    def _record_key(self, namespace: Namespace, salt: bytes, key: EngineKey) -> RecordKey:
-        return self._registry.tenants[namespace.tenant].keys.record_key(namespace.digest, salt, key)
+            record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
+            self._recorder.note(Line("get", namespace, record_keys))

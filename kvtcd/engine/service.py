@@ -21,6 +21,7 @@ from kvtcd.engine.leases import Leases
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
+from kvtcd.engine.prefixes import Prefixes
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.stats import Stats, TierStats, forms
@@ -48,6 +49,7 @@ class Service:
         boot_id: another one after every start.
         ready: blocks are served and taken.
         blocks: what is done with blocks.
+        prefixes: how much of a prefix is here.
         feeds: for those who listen to what becomes of them.
         leases: by which they stay for a while.
     """
@@ -75,6 +77,7 @@ class Service:
             tally=self._tally,
             recorder=recorder,
         )
+        self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder)
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes

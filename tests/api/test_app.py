@@ -101,7 +101,7 @@ async def test_unknown_paths_and_verbs_are_problems_too():
 async def test_unexpected_errors_are_logged_and_show_nothing(error, status, shown, caplog):
     async with running() as daemon:
         await daemon.register()
-        with patch.object(type(daemon.toy.service.blocks), "match", side_effect=error):
+        with patch.object(type(daemon.toy.service.prefixes), "match", side_effect=error):
             async with daemon.request("POST", f"{NS}/match", json={"keys": ["abcdef12"]}) as answer:
                 assert answer.status == status
                 assert (str(error) in await answer.text()) == shown

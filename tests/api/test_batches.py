@@ -233,7 +233,7 @@ async def test_prefetch_brings_blocks_up_a_few_at_a_time_and_pins_none():
         assert outcomes(done) == [(k.hex(), "stored", None) for k in keys] + [
             (key(99).hex(), "dropped", "not-found")
         ]
-        found = daemon.toy.service.blocks.match(ns, keys, b"").blocks
+        found = daemon.toy.service.prefixes.match(ns, keys, b"").blocks
         assert {match.tier for match in found} == {Tier.HOST}
         assert 1 < most <= 4
 
@@ -299,6 +299,9 @@ async def test_demote_is_an_operation_of_its_tenant():
         ("blocks:get", b"not json"),
         ("blocks:flush", b'{"keys":null}'),
         ("demote", b"{}"),
+        ("prefetch?to=disk", b"{}"),
+        ("prefetch?to=host&to=gpu", b"{}"),
+        ("prefetch?at=host", b"{}"),
         ("match", b"{}"),
     ],
 )

@@ -147,6 +147,19 @@ async def test_partial_blocks_count_for_all_ranks_where_every_rank_has_them():
         assert (await match(daemon, "r0", [key(1)], "?ranks=all"))["partials"] == [9]
 
 
+async def test_a_rank_that_is_being_purged_is_missing():
+    async with running() as daemon:
+        for rank in range(2):
+            await register(daemon, f"r{rank}", parallel=f"tp2-rank{rank}")
+            await store(daemon, f"r{rank}", BlockHead(key(1), BLOCK_TOKENS, 0))
+        registry = daemon.toy.service._registry
+        number = daemon.toy.service.namespace("uid:1", "r1").number
+        assert (await match(daemon, "r0", [key(1)], "?ranks=all&lease=9"))["lease"]
+        registry.closing.add(number)
+        assert (await match(daemon, "r0", [key(1)], "?ranks=all&lease=9"))["bitmap"] == "0"
+        registry.closing.discard(number)
+
+
 async def test_what_outlasts_its_deadline_is_said_to_and_a_purge_ends_all_the_same(monkeypatch):
     async with running() as daemon:
         await daemon.register()

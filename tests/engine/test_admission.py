@@ -51,7 +51,7 @@ async def test_a_block_is_stored_when_it_is_offered_for_the_second_time(tmp_path
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         outcomes = [await store(toy.service, ns, *chain(2)) for _ in range(3)]
-        toy.service.blocks.match(ns, [key(7)], b"")
+        toy.service.prefixes.match(ns, [key(7)], b"")
         unseen = await store(toy.service, ns, BlockHead(key(7), BLOCK_TOKENS, first_token=0))
 
     assert outcomes == [["not-admitted"] * 2, ["stored"] * 2, ["duplicate"] * 2]
@@ -120,7 +120,7 @@ async def test_the_end_of_a_prefix_makes_room_before_its_beginning(tmp_path) -> 
         await store(toy.service, ns, *chain(1, start=9), durable=False)
         there = [
             match.tier is not None
-            for match in toy.service.blocks.match(ns, [key(i) for i in range(4)], b"").blocks
+            for match in toy.service.prefixes.match(ns, [key(i) for i in range(4)], b"").blocks
         ]
 
     assert there == [True, True, True, False]
@@ -132,7 +132,7 @@ async def test_a_block_is_forgotten_when_its_time_is_over(tmp_path, monkeypatch)
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(2))
-        before = [match.tier for match in toy.service.blocks.match(ns, [key(0)], b"").blocks]
+        before = [match.tier for match in toy.service.prefixes.match(ns, [key(0)], b"").blocks]
         await until(lambda: not toy.service.stats(TENANT).blocks)
         used = {tier: sums.used for tier, sums in toy.service.stats(TENANT).tiers.items()}
         expired = toy.service.metrics.lost.labels("expired")._value.get()

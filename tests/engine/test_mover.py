@@ -123,7 +123,7 @@ async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path) ->
             put = Put(key, envelope, blob)
             await tenant.writer.exclusive(lambda env, put=put: env.write([put], []))
         bodies = await asyncio.gather(*(fetch(toy.service, ns, key) for key in KEYS), return_exceptions=True)
-        tiers = [match.tier for match in toy.service.blocks.match(ns, KEYS, b"").blocks]
+        tiers = [match.tier for match in toy.service.prefixes.match(ns, KEYS, b"").blocks]
         check(toy.catalog)
 
     for number, body in enumerate(bodies):

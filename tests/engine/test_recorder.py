@@ -40,7 +40,7 @@ async def test_what_is_asked_is_written_down_without_a_key_of_the_engine(tmp_pat
     async with toy_service(tmp_path / "state", record=path) as toy:
         blocks = toy.service.blocks
         ns = await toy.service.register("uid:1", "n", IDENTITY)
-        blocks.match(ns, [key(1), key(2)], b"salt")
+        toy.service.prefixes.match(ns, [key(1), key(2)], b"salt")
         async with blocks.batch(ns, b"salt", soon()) as batch:
             for number in (1, 2):
                 slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS), BLOCK_BYTES)
@@ -50,9 +50,12 @@ async def test_what_is_asked_is_written_down_without_a_key_of_the_engine(tmp_pat
             pass
         async for _ in blocks.read_many(ns, [key(2), key(3)], b"salt", soon()):
             pass
-        blocks.match_tokens(ns, tokens, b"")
-        records = [blocks._record_key(ns, b"salt", key(n)).hex() for n in range(4)]
-        links = [blocks._record_key(ns, b"", ln.key).hex() for ln in chain(ns.digest, tokens, BLOCK_TOKENS)]
+        toy.service.prefixes.match_tokens(ns, tokens, b"")
+        records = [toy.service._registry.record_key(ns, b"salt", key(n)).hex() for n in range(4)]
+        links = [
+            toy.service._registry.record_key(ns, b"", ln.key).hex()
+            for ln in chain(ns.digest, tokens, BLOCK_TOKENS)
+        ]
     text = path.read_text()
     head, described, *lines = rows(path)
 

@@ -63,7 +63,7 @@ async def test_a_block_comes_back_from_host_and_from_disk(tmp_path) -> None:
         results = await store(toy.service, ns, {1: block(1)}, durable=True)
         from_host = await fetch(toy.service, ns, 1)
         await toy.service.blocks.demote(ns, [key(1)], b"", soon())
-        on_disk = toy.service.blocks.match(ns, [key(1)], b"").blocks
+        on_disk = toy.service.prefixes.match(ns, [key(1)], b"").blocks
         from_disk = await fetch(toy.service, ns, 1)
 
     assert [(r.key, r.outcome) for r in results] == [(key(1), "stored")]
@@ -149,14 +149,14 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
         service = toy.service
         ns = await service.register(TENANT, "n", IDENTITY)
         links = await put(service, ns, tokens)
-        longer = service.blocks.match_tokens(ns, [*tokens, 7, 8, 9], b"").blocks
-        same = service.blocks.match_tokens(ns, tokens, b"").blocks
-        diverging = service.blocks.match_tokens(ns, [*tokens[:-1], 0, 0], b"").blocks
+        longer = service.prefixes.match_tokens(ns, [*tokens, 7, 8, 9], b"").blocks
+        same = service.prefixes.match_tokens(ns, tokens, b"").blocks
+        diverging = service.prefixes.match_tokens(ns, [*tokens[:-1], 0, 0], b"").blocks
         short = await put(service, ns, [1, 2, 3])
-        of_short = service.blocks.match_tokens(ns, [1, 2, 3, 4], b"").blocks
+        of_short = service.prefixes.match_tokens(ns, [1, 2, 3, 4], b"").blocks
         grown = [*tokens, *range(11)]
         full = await put(service, ns, grown, supersedes=links[-1].key)
-        superseded = service.blocks.match(ns, [links[-1].key], b"").blocks
+        superseded = service.prefixes.match(ns, [links[-1].key], b"").blocks
 
     assert [m.key for m in longer] == [m.key for m in same] == [link.key for link in links]
     assert [m.tokens for m in longer] == [16, 16, 5]
@@ -181,7 +181,7 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
         for number in (1, 2):
             with pytest.raises(NotFound):
                 await fetch(toy.service, ns, number)
-        gone = toy.service.blocks.match(ns, [key(1), key(2)], b"").blocks
+        gone = toy.service.prefixes.match(ns, [key(1), key(2)], b"").blocks
         text = toy.service.metrics_text().decode()
         stored = await store(toy.service, ns, {1: block(1)}, durable=True)
         check(toy.catalog)
@@ -225,7 +225,7 @@ async def test_a_block_without_its_profile_is_forgotten_and_stored_anew(tmp_path
         toy.codecs[0].inflate = missing
         with pytest.raises(NotFound):
             await fetch(toy.service, ns, 1)
-        gone = toy.service.blocks.match(ns, [key(1)], b"").blocks
+        gone = toy.service.prefixes.match(ns, [key(1)], b"").blocks
         del toy.codecs[0].inflate
         again = await store(toy.service, ns, {1: block(1)}, durable=True)
         check(toy.catalog)
@@ -275,9 +275,9 @@ async def test_tenants_never_meet(tmp_path) -> None:
         theirs = await toy.service.register("uid:2", "n", IDENTITY)
         await store(toy.service, ours, {1: block(1)}, durable=True)
         await store(toy.service, ours, {2: block(2)}, salt=b"s", durable=True)
-        assert toy.service.blocks.match(theirs, [key(1)], b"").blocks[0].tier is None
-        assert toy.service.blocks.match(ours, [key(2)], b"").blocks[0].tier is None
-        assert toy.service.blocks.match(ours, [key(2)], b"s").blocks[0].tier is Tier.HOST
+        assert toy.service.prefixes.match(theirs, [key(1)], b"").blocks[0].tier is None
+        assert toy.service.prefixes.match(ours, [key(2)], b"").blocks[0].tier is None
+        assert toy.service.prefixes.match(ours, [key(2)], b"s").blocks[0].tier is Tier.HOST
         with pytest.raises(NotFound):
             await fetch(toy.service, theirs, 1)
         with pytest.raises(UnknownNamespace):

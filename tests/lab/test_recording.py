@@ -150,7 +150,7 @@ async def session(folder: Path, record: Path) -> tuple[int, int, int]:
             seen |= set(prompt)
 
             for _ in range(rng.randrange(1, 3)):
-                found = blocks.match(ns, list(keys.values()), b"").prefix
+                found = toy.service.prefixes.match(ns, list(keys.values()), b"").prefix
             assert len(found) == present
             async for _, lease in blocks.read_many(ns, [match.key for match in found], b"", soon()):
                 assert lease is not None

@@ -1,0 +1,107 @@
+"""How much of a prefix is here: of one rank, or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.errors import UnknownNamespace
+from kvtcd.core.keys import EngineKey, RecordKey, chain
+from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.engine.matching import Matcher
+from kvtcd.engine.namespaces import Namespace, Registry
+from kvtcd.engine.ranks import held_by_all, ranks
+from kvtcd.engine.recorder import Line, Recorder
+
+
+class Prefixes:
+    """Answers matches. All methods belong to the loop.
+
+    Args:
+        catalog: only asked.
+        registry: of namespaces.
+        recorder: told what was asked for, if there is one.
+    """
+
+    def __init__(self, catalog: Catalog, registry: Registry, recorder: Recorder | None) -> None:
+        self._catalog, self._registry, self._recorder = catalog, registry, recorder
+
+    def match(
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, *, all_ranks: bool = False
+    ) -> Matches:
+        """Say of each key whether it can be served, and from where; this marks nothing as used.
+
+        Args:
+            namespace: of these blocks.
+            keys: of a prefix, or any.
+            salt: of these blocks.
+            all_ranks: count only what every rank of this model has, in the slowest tier of them.
+
+        Raises:
+            BadRequest: `all_ranks`, and the identity does not say which rank it is.
+        """
+        members = self._members(namespace, all_ranks=all_ranks)
+        self._note(namespace, keys, salt)
+        if members is None:
+            return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
+        tokens = namespace.identity.block_tokens
+        return held_by_all([self._matcher(member, salt).by_keys(keys, tokens) for member in members])
+
+    def match_tokens(
+        self, namespace: Namespace, tokens: Sequence[int], salt: bytes, *, all_ranks: bool = False
+    ) -> Matches:
+        """Return the longest stored prefix of a token sequence under our own key chain; see `match`."""
+        members = self._members(namespace, all_ranks=all_ranks) or []
+        if self._recorder:
+            links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
+            self._note(namespace, [link.key for link in links], salt)
+        found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
+        return Matches(held_by_all(found).prefix) if found else Matches(())
+
+    def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
+        if not all_ranks:
+            return [namespace]
+        known = self._registry.tenants[namespace.tenant].namespaces.values()
+        members = ranks(namespace, filter(self._registry.admits, known))
+        # the one that was asked is first: the answer has its keys
+        return members and sorted(members, key=lambda member: member is not namespace)
+
+    def record_keys(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[RecordKey]:
+        """Return the record keys of blocks.
+
+        Raises:
+            UnknownNamespace: it is being purged.
+        """
+        if not self._registry.admits(namespace):
+            raise UnknownNamespace(namespace.name)
+        return [self._registry.record_key(namespace, salt, key) for key in keys]
+
+    def prefix_keys(
+        self, namespace: Namespace, found: Matches, salt: bytes, tokens: Sequence[int] | None, *,
+        all_ranks: bool,
+    ) -> list[RecordKey]:  # fmt: skip
+        """Return the record keys of a prefix that was matched, with `all_ranks` those of every rank.
+
+        `tokens` is the sequence that was matched, None if that was keys.
+
+        Raises:
+            UnknownNamespace: it is being purged.
+        """
+        own = [block.key for block in found.prefix]
+        record_keys: list[RecordKey] = []
+        for member in self._members(namespace, all_ranks=all_ranks) or []:
+            keys = own
+            if tokens is not None and member is not namespace:
+                links = chain(member.digest, tokens[: found.prefix_tokens], member.identity.block_tokens)
+                keys = [link.key for link in links]
+            record_keys += self.record_keys(member, keys, salt)
+        return record_keys
+
+    def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
+        keys = self._registry.tenants[namespace.tenant].keys
+        return Matcher(self._catalog, keys, namespace.digest, salt)
+
+    def _note(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
+        if self._recorder:
+            record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
+            self._recorder.note(Line("match", namespace, record_keys))
