@@ -27,10 +27,10 @@ class Moments:
     Four plain tensors on one device, so a checkpoint is those tensors.
 
     Attributes:
-        count: rows seen, int64 scalar.
+        count: sum of the weights of rows, float64 scalar: their number where none has any.
         shift: ``[p]`` float32.
-        total: sum of ``x - shift``, ``[p]`` float64.
-        outer: sum of ``(x - shift)(x - shift)^T``, ``[p, p]`` float32.
+        total: weighted sum of ``x - shift``, ``[p]`` float64.
+        outer: weighted sum of ``(x - shift)(x - shift)^T``, ``[p, p]`` float32.
     """
 
     count: Tensor
@@ -39,24 +39,29 @@ class Moments:
     outer: Tensor
 
     @classmethod
-    def from_rows(cls, rows: Tensor) -> Moments:
-        """Start from a first batch, float32 ``[n, p]`` with n >= 1."""
+    def from_rows(cls, rows: Tensor, weights: Tensor | None = None) -> Moments:
+        """Start from a first batch, float32 ``[n, p]`` with n >= 1; see `add`."""
         features = rows.shape[1]
         moments = cls(
-            count=torch.zeros((), dtype=torch.int64, device=rows.device),
+            count=torch.zeros((), dtype=torch.float64, device=rows.device),
             shift=rows.mean(dim=0),
             total=torch.zeros(features, dtype=torch.float64, device=rows.device),
             outer=torch.zeros((features, features), device=rows.device),
         )
-        moments.add(rows)
+        moments.add(rows, weights)
         return moments
 
-    def add(self, rows: Tensor) -> None:
-        """Take in a batch, float32 ``[n, p]``."""
+    def add(self, rows: Tensor, weights: Tensor | None = None) -> None:
+        """Take in a batch, float32 ``[n, p]``, and how often each row counts, ``[n]``: once without."""
         centred = rows - self.shift
-        self.count += len(rows)
-        self.total += centred.sum(dim=0, dtype=torch.float64)
-        self.outer.addmm_(centred.t(), centred)
+        if weights is None:
+            weighted = centred
+            self.count += len(rows)
+        else:
+            weighted = centred * weights[:, None]
+            self.count += weights.sum(dtype=torch.float64)
+        self.total += weighted.sum(dim=0, dtype=torch.float64)
+        self.outer.addmm_(weighted.t(), centred)
 
     def merge(self, other: Moments) -> None:
         """Take in what another instance has seen, in another process perhaps."""

@@ -29,6 +29,7 @@ def fit_profile(
     rank: int = MAX_RANK,
     weights: Mapping[str, Tensor] | None = None,
     tokens: Mapping[str, Tensor] | None = None,
+    weighed: Mapping[str, Moments] | None = None,
     watch: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> tuple[Profile, bytes]:
     """Fit bases and plans; return the profile and the bytes of its file (see `profile.store`).
@@ -43,6 +44,7 @@ def fit_profile(
         weights: by stream, second moments of gradients ``[L, H, D, D]``; without, all errors weigh alike.
         tokens: by stream, what predicts the sensitivity of tokens, see `weighted.fit`; without, tokens are
             alike.
+        weighed: by stream, moments of rows that count by their sensitivity; `moments` where they are alike.
         watch: is told the name of each phase and surrounds it.
     """
     streams: dict[str, StreamProfile] = {}
@@ -65,7 +67,12 @@ def fit_profile(
         )
     with watch("weighted bases"):
         weighted = fit(
-            moments, samples, weights or _alike(origin, moments), tokens or {}, rank=rank, seed=origin.seed
+            weighed or moments,
+            samples,
+            weights or _alike(origin, moments),
+            tokens or {},
+            rank=rank,
+            seed=origin.seed,
         )
     return build(origin, streams, weighted)
 

@@ -117,6 +117,7 @@ class BlobDecoder(Protocol):
 
         Raises:
             BlockMismatch: `out` has another length.
+            Corrupt: the symbols contradict each other.
         """
         ...
 

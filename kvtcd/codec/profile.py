@@ -8,9 +8,12 @@ Tensors, for each stream ``s``; the weighted basis (`codec.weighted`) came with 
 ``plain.s.spectrum``    f32 [r]           variance per component
 ``plain.s.total``       f32 [1]           variance over all p features
 ``plain.s.plan.N``      i32 [g, 3]        groups (start, size, bits) of the plan for ratio N
+``weighted.s.mean``     f32 [p]           mean of the rows, sensitive tokens counted more often
 ``weighted.s.basis``    f16 [r, p]        principal components of the rows weighted by ``root``
 ``weighted.s.root``     f32 [L, H, D, D]  square root of the second moment of gradients
 ``weighted.s.spread``   f32 [r]           mean magnitude of each coefficient on held-out rows
+``weighted.s.tokens``   f32 [S, p]        what features add to the step classes of all S streams
+``weighted.s.level``    f32 [1]           what is added to the step classes of this stream
 ======================= ================= ===========================================================
 
 Metadata has one key, ``kvtcd``: canonical JSON (`Origin`). Equal content gives equal bytes. A profile knows

@@ -23,9 +23,9 @@ from kvtcd.codec.pack import packed_width
 from kvtcd.codec.ports import BlobDecoder, Reason, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.rope import Rotation
-from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, inflated, plain, require
+from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, plain, require
 from kvtcd.codec.transform import views
-from kvtcd.codec.uniform import LIMIT, Packed, escaped, multiples, packed, unpacked
+from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import BasisId, Blob, CodecId, Kind, Section
@@ -82,10 +82,7 @@ class Stepped(BlobDecoder):
         self.layout, self.profile = layout, profile
         self._rope, self._device = rope, torch.device(device)
         self._streams = [profile.weighted[stream.name] for stream in layout.streams]
-        self._transforms = [
-            weighted.transform(profile.streams[stream.name].mean, self._device)
-            for stream, weighted in zip(layout.streams, self._streams, strict=True)
-        ]
+        self._transforms = [weighted.transform(self._device) for weighted in self._streams]
         self._tokens = [weighted.tokens.to(self._device) for weighted in self._streams]
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
@@ -151,17 +148,12 @@ class Stepped(BlobDecoder):
             exact = exact_sizes(self.layout, count)
             require(found, exact if exact.keys() & found else self._sizes(found, header.step, count))
 
-    def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
-        """Check a blob and read its symbols; see `BlobDecoder`."""
-        self.check(blob)
-        symbols = Symbols(blob.header, inflated(blob, scratch))
-        for (_, count), found in by_run(symbols.sections).items():
-            if not any(part.kind is Kind.PLANE for part in found):
-                self._check_run(found, blob.header.step, count)
-        return symbols
-
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
-        """Decode a block of the `kvtc2` codec; see `BlobDecoder`."""
+        """Decode a block of the `kvtc2` codec; see `BlobDecoder`.
+
+        Raises:
+            BadField: codes, classes and escapes do not fit each other.
+        """
         header = symbols.header
         assert header.first_token is not None, "`check` has seen to it"
         check_raw(out, self.layout, header.tokens)
@@ -171,17 +163,22 @@ class Stepped(BlobDecoder):
                 from_planes(found, block, start, count)
                 continue
             for index, view in enumerate(block):
-                own, classes = _classes(found, index)
-                widths = self._widths(index, class_step(header.step, own))
-                coded = _coded(found, index, widths)
-                order = torch.argsort(classes.to(torch.int64), stable=True)
-                codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
-                sorted_ = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
-                rounded = torch.empty_like(sorted_)
-                rounded[:, order.to(self._device)] = sorted_
-                coefficients = rounded * class_steps(header.step, classes).to(self._device)
+                coefficients = self._coefficients(found, index, header.step, count)
                 rotation = self._rotation(index, header.first_token + start, count, inverse=False)
                 self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
+
+    def _coefficients(self, found: Mapping[Part, Tensor], index: int, step: float, count: int) -> Tensor:
+        """Return the coefficients of a stream's run, float32 ``[rank, T]``."""
+        own = _class_of(found, index)
+        classes = found[Part(Kind.CLASSES, index, own)].to(self._device, torch.int64)
+        if (classes >= CLASSES).any():
+            raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
+        widths = self._widths(index, class_step(step, own))
+        coded = _coded(found, index, widths)
+        codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
+        in_order = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
+        place = torch.argsort(torch.argsort(classes, stable=True))
+        return in_order.index_select(1, place) * class_steps(step, classes)
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
@@ -229,19 +226,6 @@ class Stepped(BlobDecoder):
                 sizes[escapes] = found[escapes].raw_bytes
         return sizes
 
-    def _check_run(self, found: Mapping[Part, Tensor], step: float, count: int) -> None:
-        """Raise `BadField` unless codes and escapes of a run fit each other, and its classes are known."""
-        for index in range(len(self.layout.streams)):
-            own, classes = _classes(found, index)
-            if (classes >= CLASSES).any():
-                raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
-            widths = self._widths(index, class_step(step, own))
-            codes = _codes(found, index, widths)
-            held = found.get(Part(Kind.ESCAPES, index, 0))
-            nbytes, wanted = 0 if held is None else held.numel(), 2 * escaped(codes, widths, count)
-            if nbytes != wanted:
-                raise BadField("blob", f"{nbytes} bytes of escapes where codes ask for {wanted}")
-
     def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
         if not self.layout.streams[index].rope or self._rope is None:
             return None
@@ -265,12 +249,6 @@ def _class_of(found: Mapping[Part, object], index: int) -> int:
     if len(own) != 1 or own[0] >= CLASSES:
         raise BadField("blob", f"classes {own} of the run of one stream")
     return own[0]
-
-
-def _classes(found: Mapping[Part, Tensor], index: int) -> tuple[int, Tensor]:
-    """The class of a stream's run, and those of its tokens."""
-    own = _class_of(found, index)
-    return own, found[Part(Kind.CLASSES, index, own)]
 
 
 def _codes(found: Mapping[Part, Tensor], index: int, widths: Widths) -> dict[int, Tensor]:

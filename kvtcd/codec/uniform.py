@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvtcd.codec.pack import pack, unpack
 from kvtcd.codec.widths import Widths
+from kvtcd.core.errors import BadField
 
 LIMIT = 32_000
 """Largest multiple that can be coded; its zigzag fits 16 bits."""
@@ -51,21 +52,24 @@ def packed(rounded: Tensor, widths: Widths) -> Packed:
     return Packed(codes, torch.cat(escapes))
 
 
-def escaped(codes: Mapping[int, Tensor], widths: Widths, tokens: int) -> int:
-    """Count the escapes that packed codes ask for."""
-    return sum(int((unpack(codes[bits], bits, tokens) == (1 << bits) - 1).sum()) for bits in widths.rows)
-
-
 def unpacked(coded: Packed, widths: Widths, tokens: int) -> Tensor:
-    """Return the multiples ``[rank, T]`` that `packed` packed, float32."""
+    """Return the multiples ``[rank, T]`` that `packed` packed, int32.
+
+    Raises:
+        BadField: there are fewer or more escapes than codes that ask for one.
+    """
     device = coded.escapes.device
     zigzag = torch.zeros((widths.rank, tokens), dtype=torch.int32, device=device)
     used = 0
     for bits, rows in widths.rows.items():
         chosen = unpack(coded.codes[bits], bits, tokens).to(torch.int32)
-        beyond = chosen == (1 << bits) - 1
-        count = int(beyond.sum())
-        chosen[beyond] += coded.escapes[used : used + count]
-        used += count
+        beyond = torch.nonzero((chosen == (1 << bits) - 1).flatten()).flatten()
+        escapes = coded.escapes[used : used + len(beyond)]
+        if len(escapes) < len(beyond):
+            raise BadField("blob", f"{len(coded.escapes)} escapes are fewer than its codes ask for")
+        chosen.view(-1)[beyond] += escapes
+        used += len(beyond)
         zigzag[rows.to(device)] = chosen
-    return ((zigzag >> 1) ^ -(zigzag & 1)).to(torch.float32)
+    if used < len(coded.escapes):
+        raise BadField("blob", f"{len(coded.escapes)} escapes where codes ask for {used}")
+    return (zigzag >> 1) ^ -(zigzag & 1)

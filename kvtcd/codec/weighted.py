@@ -35,9 +35,10 @@ RIDGE = 0.05
 CLASSES = 32
 MIDDLE = CLASSES // 2
 """Step class of an average token: that of the header's step."""
-_EXPONENT = 0.5
+EXPONENT = 0.5
+"""Of the predicted energy of a token's gradients, in the square of its step."""
 _PREFIX = "weighted."
-_PARTS = ("basis", "root", "spread", "tokens", "level")
+_PARTS = ("mean", "basis", "root", "spread", "tokens", "level")
 _SKETCH = 32
 """Rows that estimate what the basis leaves out; see `Weighted.sketch`."""
 
@@ -47,6 +48,7 @@ class Weighted:
     """The weighted basis of one stream.
 
     Attributes:
+        mean: of the rows, tokens weighed by their predicted sensitivity, float32 ``[p]``.
         basis: float16 ``[r, p]``, orthonormal rows in the weighted space. root: ``M^(1/2)``, float32 ``[L, H,
         D, D]``; coefficients are in square roots of two nats. spread: mean magnitude of each coefficient on
         rows the basis was not fitted to, each divided by what its
@@ -56,6 +58,7 @@ class Weighted:
         level: what is added to the classes of this stream, float32 ``[1]``.
     """
 
+    mean: Tensor
     basis: Tensor
     root: Tensor
     spread: Tensor
@@ -72,13 +75,13 @@ class Weighted:
         rank = Widths.of(self.spread, step).rank
         return replace(self, basis=self.basis[:rank], spread=self.spread[:rank])
 
-    def transform(self, mean: Tensor, device: torch.device) -> Transform:
+    def transform(self, device: torch.device) -> Transform:
         """Return the map between features and coefficients on a device: one for all who use this profile."""
         name = str(device)
         if name not in self._transforms:
             basis = self.basis.to(torch.float32)
             encode, decode = by_head(basis, self.root), by_head(basis, torch.linalg.inv(self.root))
-            self._transforms[name] = Transform(mean, encode, decode, len(self.root), device)
+            self._transforms[name] = Transform(self.mean, encode, decode, len(self.root), device)
         return self._transforms[name]
 
     def sketch(self, rank: int) -> Tensor:
@@ -117,6 +120,7 @@ def check(layers: int, streams: Sequence[Stream], weighted: Mapping[str, Weighte
     for stream in streams if weighted else ():
         own, features = weighted[stream.name], layers * stream.width
         found = {
+            "mean": (own.mean, torch.float32, (features,)),
             "basis": (own.basis, torch.float16, (len(own.spread), features)),
             "root": (own.root, torch.float32, (layers, stream.heads, stream.head_dim, stream.head_dim)),
             "spread": (own.spread, torch.float32, (len(own.basis),)),
@@ -170,16 +174,16 @@ def fit(
     """Fit the weighted bases of all streams.
 
     Args:
-        moments: by stream, of its rows.
+        moments: by stream, of its rows, tokens weighed by their predicted sensitivity.
         samples: by stream, the same tokens of text the bases are not fitted to, float32 ``[n, p]``.
-        weights: by stream, second moments of gradients, ``[L, H, D, D]``.
+        weights: by stream, second moments of gradients, tokens weighed by the inverse, ``[L, H, D, D]``.
         tokens: by stream, what its features add to the log sensitivity of a token in each stream,
             ``[streams, p]``; empty where tokens are alike.
         rank: components to keep at most.
         seed: of the random basis.
     """
     centred = {name: samples[name].to(own.mean.device) - own.mean for name, own in moments.items()}
-    scaled = {name: tokens[name] * (_EXPONENT / math.log(2)) for name in tokens} or {
+    scaled = {name: tokens[name] * (EXPONENT / math.log(2)) for name in tokens} or {
         name: torch.zeros((len(moments), x.shape[1]), device=x.device) for name, x in centred.items()
     }
     offsets = torch.stack([centred[name] @ scaled[name].t() for name in centred]).sum(dim=0)  # [n, streams]
@@ -192,6 +196,6 @@ def fit(
         stored = basis.half()
         coefficients = by_head(centred[name], half) @ stored.to(torch.float32).t()
         spread = (coefficients * factors[:, index : index + 1]).abs().mean(dim=0)
-        parts = (stored, half, spread, scaled[name], levels[index : index + 1])
+        parts = (own.mean, stored, half, spread, scaled[name], levels[index : index + 1])
         fitted[name] = Weighted(*(part.to("cpu") for part in parts))
     return fitted

@@ -121,7 +121,8 @@ def calibrate(
     weights = {name: found.moment for name, found in gathered.sensitivities.items()}
     predictor = gathered.tokens.rows(gathered.pilot_basis()) if gathered.tokens else None
     fitted, _ = fit_profile(
-        origin, gathered.moments, gathered.samples, rank=rank, weights=weights, tokens=predictor, watch=phases
+        origin, gathered.moments, gathered.samples, rank=rank, weights=weights, tokens=predictor,
+        weighed=gathered.weighed, watch=phases,
     )  # fmt: skip
     grid = steps(fitted.weighted)
     weighted = {name: own.trimmed(grid[0]) for name, own in fitted.weighted.items()}

@@ -55,11 +55,8 @@ class Checkpoint:
         names = metadata["streams"]
         return Gathered(
             read=metadata["read"],
-            moments={
-                name: Moments(**{part: tensors[f"{name}.{part}"] for part in _PARTS})
-                for name in names
-                if f"{name}.{_PARTS[0]}" in tensors
-            },
+            moments=_moments(tensors, names, "rows"),
+            weighed=_moments(tensors, names, "weighed"),
             samples={name: tensors[f"{name}.sample"] for name in names},
             sensitivities=_sensitivities(tensors, names, "gradients"),
             pilot=_sensitivities(tensors, names, "pilot"),
@@ -73,8 +70,9 @@ class Checkpoint:
         if start < self._due:
             return
         tensors = {f"{name}.sample": sample for name, sample in gathered.samples.items()}
-        for name, moments in gathered.moments.items():
-            tensors |= {f"{name}.{part}": getattr(moments, part) for part in _PARTS}
+        for kind, moments in (("rows", gathered.moments), ("weighed", gathered.weighed)):
+            for name, own in moments.items():
+                tensors |= {f"{name}.{kind}.{part}": getattr(own, part) for part in _PARTS}
         for kind, found in (("gradients", gathered.sensitivities), ("pilot", gathered.pilot)):
             for name, sensitivity in found.items():
                 tensors[f"{name}.{kind}.count"] = sensitivity.count
@@ -99,6 +97,14 @@ class Checkpoint:
         """Remove the file, and what killed runs have left; the calibration is done."""
         for path in (self._path, *self._path.parent.glob(f"{self._path.stem}.*.part")):
             path.unlink(missing_ok=True)
+
+
+def _moments(tensors: Mapping[str, Tensor], names: Iterable[str], kind: str) -> dict[str, Moments]:
+    return {
+        name: Moments(**{part: tensors[f"{name}.{kind}.{part}"] for part in _PARTS})
+        for name in names
+        if f"{name}.{kind}.{_PARTS[0]}" in tensors
+    }
 
 
 def _sensitivities(tensors: Mapping[str, Tensor], names: Iterable[str], kind: str) -> dict[str, Sensitivity]:

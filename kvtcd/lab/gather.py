@@ -4,7 +4,7 @@ Texts are cut into windows that start at position 0, as sequences do, dealt out 
 windows, at least one of each text, are held out: a seeded choice of their rows is the sample that bits are
 allocated on, so that allocation sees components as they are on text the basis was not fitted to. Rows of all
 other windows go into `Moments` and are forgotten; so do gradients, if sensitivities are wanted
-(`lab.sensitivity`), into ``4 p D`` bytes per stream.
+(`lab.sensitivity`), into ``4 p D`` bytes per stream, and rows a second time, weighed (`lab.token_weights`).
 
 Memory does not depend on the number of tokens. For ``p`` features per stream it is ``4 p^2`` bytes of second
 moment and ``4 p SAMPLE`` of sample per stream, and the rows of one window: for SmolLM2 (p = 5,760) 0.13 and
@@ -26,7 +26,9 @@ from transformers import DynamicCache
 
 from kvtcd.codec.basis import Moments
 from kvtcd.codec.rope import Rotation
-from kvtcd.codec.transform import rows, views
+from kvtcd.codec.transform import rows as rows_of
+from kvtcd.codec.transform import views
+from kvtcd.codec.weighted import EXPONENT
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.integrations.transformers_blocks import raw_block
@@ -44,6 +46,8 @@ SAMPLE = 2048
 """Rows that bits are allocated on, at most."""
 _HELD_OUT = 8
 """One window in so many is held out."""
+_REACH = 4.0
+"""Bound on the logarithm of a token's weight."""
 _STRIDE = 1_000_003
 """Seeds of the labels of one calibration are this far from those of the next."""
 
@@ -78,6 +82,7 @@ class Gathered:
         read: number of windows.
         moments: by stream.
         samples: by stream, float32 ``[n, p]``.
+        weighed: by stream, of rows that count by their predicted sensitivity.
         sensitivities: by stream, of the fitted windows; empty where none are wanted.
         pilot: by stream, of the held-out windows.
         tokens: which tokens are minded most.
@@ -87,6 +92,7 @@ class Gathered:
     read: int = 0
     moments: dict[str, Moments] = field(default_factory=dict)
     samples: dict[str, Tensor] = field(default_factory=dict)
+    weighed: dict[str, Moments] = field(default_factory=dict)
     sensitivities: dict[str, Sensitivity] = field(default_factory=dict)
     pilot: dict[str, Sensitivity] = field(default_factory=dict)
     tokens: Regression | None = None
@@ -203,25 +209,44 @@ def _differentiate(
     used = slice(SINKS, len(window) - 2 * continued)
     with phases.timed("moments"):
         taken = {name: every[:, used] for name, every in found.items()}
-        held_out = gathered.read < reading.held_out
-        _add_gradients(gathered.pilot if held_out else gathered.sensitivities, taken, continued)
-        if not held_out:
-            pilot = gathered.pilot_basis()
+        if gathered.read < reading.held_out:
+            _add_gradients(gathered.pilot, taken, continued, {})
+        else:
             rows = {name: x[: used.stop - SINKS] for name, x in _rows(whole, len(window), identity)}
-            seen = Regression.of(pilot.features(rows), pilot.sensitivities(taken))
-            if gathered.tokens:
-                gathered.tokens.add(seen)
-            else:
-                gathered.tokens = seen
+            _weigh(gathered, rows, taken, continued)
     return whole
 
 
-def _add_gradients(to: dict[str, Sensitivity], found: Mapping[str, Tensor], positions: int) -> None:
+def _weigh(
+    gathered: Gathered, rows: Mapping[str, Tensor], found: Mapping[str, Tensor], positions: int
+) -> None:
+    """Take in rows and gradients of tokens, weighed by what the windows before say of them."""
+    pilot = gathered.pilot_basis()
+    features = pilot.features(rows)
+    seen = Regression.of(features, pilot.sensitivities(found))
+    weights = dict.fromkeys(rows, torch.ones(len(features), device=features.device))
+    if gathered.tokens:
+        offsets = gathered.tokens.offsets(features) * EXPONENT
+        weights = dict(zip(rows, offsets.clamp(-_REACH, _REACH).exp().t(), strict=True))
+        gathered.tokens.add(seen)
+    else:
+        gathered.tokens = seen
+    _add_gradients(gathered.sensitivities, found, positions, weights)
+    for name, batch in rows.items():
+        if name in gathered.weighed:
+            gathered.weighed[name].add(batch, weights[name])
+        else:
+            gathered.weighed[name] = Moments.from_rows(batch, weights[name])
+
+
+def _add_gradients(
+    to: dict[str, Sensitivity], found: Mapping[str, Tensor], positions: int, weights: Mapping[str, Tensor]
+) -> None:
     for name, gradient in found.items():
         layers, _, heads, dim = gradient.shape
         if name not in to:
             to[name] = Sensitivity.empty(layers, heads, dim, gradient.device)
-        to[name].add(gradient, positions)
+        to[name].add(gradient, positions, 1 / weights[name] if weights else None)
 
 
 def _rows(cache: DynamicCache, tokens: int, identity: Identity) -> Iterator[tuple[str, Tensor]]:
@@ -232,7 +257,7 @@ def _rows(cache: DynamicCache, tokens: int, identity: Identity) -> Iterator[tupl
         rotation = (
             Rotation(rope, SINKS, count, inverse=True, device=raw.device) if rope and stream.rope else None
         )
-        yield stream.name, rows(view, rotation)
+        yield stream.name, rows_of(view, rotation)
 
 
 def _take_in(gathered: Gathered, name: str, batch: Tensor, reading: Reading) -> None:

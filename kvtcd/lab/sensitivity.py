@@ -55,10 +55,17 @@ class Sensitivity:
             outer=torch.zeros((layers, heads, dim, dim), device=device),
         )
 
-    def add(self, gradients: Tensor, positions: int) -> None:
-        """Take in float32 gradients ``[L, T, H, D]`` of the log likelihood of so many positions."""
+    def add(self, gradients: Tensor, positions: int, weights: Tensor | None = None) -> None:
+        """Take in float32 gradients ``[L, T, H, D]`` of the log likelihood of so many positions.
+
+        Args:
+            gradients: of the tokens.
+            positions: whose likelihoods were summed up.
+            weights: of the tokens, ``[T]``; all one without.
+        """
         by_head = gradients.transpose(1, 2)
-        self.outer += by_head.transpose(2, 3) @ by_head
+        weighted = by_head if weights is None else by_head * weights[:, None]
+        self.outer += weighted.mT @ by_head
         self.count += gradients.shape[1] * positions
 
     @property

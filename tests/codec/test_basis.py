@@ -91,3 +91,14 @@ def test_equal_input_gives_equal_output_and_signs_are_fixed():
     assert torch.equal(basis, again)
     assert torch.allclose(basis, other, atol=0.02)
     assert (basis.gather(1, basis.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_a_row_that_counts_twice_is_a_row_that_comes_twice() -> None:
+    draw = torch.Generator().manual_seed(3)
+    rows, weights = torch.randn(40, 6, generator=draw) + 5, torch.tensor([1.0, 2.0, 3.0, 0.0] * 10)
+    weighed = Moments.from_rows(rows[:8], weights[:8])
+    weighed.add(rows[8:], weights[8:])
+    repeated = Moments.from_rows(rows.repeat_interleave(weights.long(), dim=0))
+    assert float(weighed.count) == 60
+    assert torch.allclose(weighed.mean, repeated.mean, atol=1e-5)
+    assert torch.allclose(weighed.covariance(), repeated.covariance(), atol=1e-4)

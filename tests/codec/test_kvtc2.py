@@ -201,7 +201,7 @@ def test_tokens_that_are_predicted_to_matter_get_finer_steps(plain):
     undo = Rotation(WORLD.rope, 64, TOKENS, inverse=True)
     offsets = torch.stack([own.level for own in plain.weighted.values()])
     for stream, view in zip(WORLD.layout.streams, views(raw, WORLD.layout, TOKENS), strict=True):
-        x = rows(view, undo if stream.rope else None) - plain.streams[stream.name].mean
+        x = rows(view, undo if stream.rope else None) - plain.weighted[stream.name].mean
         offsets = offsets + plain.weighted[stream.name].tokens @ x.t()
     for index in range(2):
         section = next(s for s in blob.sections if (s.kind, s.stream) == (Kind.CLASSES, index))

@@ -76,8 +76,8 @@ def test_spread_is_the_mean_magnitude_on_held_out_rows_in_steps_of_their_classes
 
 
 def test_decoding_undoes_encoding_within_the_basis(made):
-    for name, own in made[0].weighted.items():
-        transform = own.transform(made[0].streams[name].mean, torch.device("cpu"))
+    for own in made[0].weighted.values():
+        transform = own.transform(torch.device("cpu"))
         c = torch.randn(len(own.basis), 7, generator=torch.Generator().manual_seed(1))
         out = torch.empty((3, 7, 2, 16))
         transform.inverse(c, None, out)
@@ -87,7 +87,8 @@ def test_decoding_undoes_encoding_within_the_basis(made):
 
 def test_the_sketch_estimates_what_the_first_components_leave_out(made):
     rows = WORLD.rows(400, seed=55)["k"]
-    own, mean = made[0].weighted["k"], made[0].streams["k"].mean
+    own = made[0].weighted["k"]
+    mean = own.mean
     y = (rows - mean).double() @ dense(own.root)
     for rank in (0, 3, 12):
         basis = own.basis[:rank].double()

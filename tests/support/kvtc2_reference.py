@@ -80,7 +80,7 @@ def decoded(
             c = torch.from_numpy(codes(blob, index, own["spread"].tolist(), start, tokens))
             y = (c.t() @ own["basis"].double()).view(tokens, world.layout.layers, stream.heads, -1)
             x = torch.einsum("tlhd,lhde->tlhe", y, torch.linalg.inv(own["root"].double()))
-            mean = tensors[f"plain.{stream.name}.mean"].double()
+            mean = tensors[f"weighted.{stream.name}.mean"].double()
             x = (x + mean.view(world.layout.layers, stream.heads, -1)).transpose(0, 1)
             if stream.rope:
                 x = rotated(x, world.rope, frequencies, factor, (blob.header.first_token or 0) + start)
