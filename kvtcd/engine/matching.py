@@ -9,7 +9,7 @@ from itertools import islice
 
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys, chain, chain_key, chain_root, token_array
-from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.matches import BlockMatch
 
 LOOK = 1024
 """Continuations of a block that a match looks at, the last stored first."""
@@ -24,29 +24,27 @@ class Matcher:
     digest: bytes
     salt: bytes
 
-    def by_keys(self, keys: Sequence[EngineKey], block_tokens: int) -> Matches:
-        """Say of each key whether it can be served, and from where, and which partial blocks go on.
-
-        Whose keys they are knows which key a partial block would have that continues his prefix; the daemon
-        knows the lengths that are worth asking for.
-        """
-        found: list[BlockMatch] = []
+    def by_keys(self, keys: Sequence[EngineKey]) -> list[BlockMatch]:
+        """Say of each key whether it can be served, and from where."""
+        found = []
         for key in keys:
             record_key = self._record_key(key)
             tiers = self.catalog.tiers(record_key)
             tokens = self.catalog.residents.entries[record_key].tokens if tiers else 0
             found.append(BlockMatch(key, tokens, tiers[0] if tiers else None))
-        prefix = Matches(tuple(found)).prefix
-        parent = prefix[-1].key if prefix else chain_root(self.digest)
-        lengths = (n for n in self._lengths(parent) if n < block_tokens)
-        return Matches(tuple(found), tuple(sorted(lengths)))
+        return found
 
-    def _lengths(self, parent: EngineKey) -> set[int]:
-        """Return the lengths, in tokens, of the stored continuations of a block, as far as one looks."""
+    def lengths(self, parent: EngineKey | None) -> set[int]:
+        """Return the lengths, in tokens, of the stored continuations of a block, as far as one looks.
+
+        Args:
+            parent: the block; None: of those that begin a sequence, and are partial.
+        """
+        parent = chain_root(self.digest) if parent is None else parent
         children = self.catalog.residents.lineage.children(self._record_key(parent))
         return {child.tokens for child in islice(children, LOOK) if self.catalog.tiers(child.key)}
 
-    def by_tokens(self, tokens: Sequence[int], block_tokens: int) -> Matches:
+    def by_tokens(self, tokens: Sequence[int], block_tokens: int) -> list[BlockMatch]:
         """Return the longest stored prefix of a token sequence under our own key chain.
 
         The last block may be a partial one: of the stored partial continuations of the last full block, the
@@ -62,11 +60,11 @@ class Matcher:
                 break
             found.append(BlockMatch(block.key, block.tokens, tiers[0]))
             parent = block.key
-        return Matches(tuple(found))
+        return found
 
     def _partial(self, parent: EngineKey, ids: array[int]) -> Iterator[BlockMatch]:
         """Yield the longest stored continuation of `parent` that begins like `ids`, if there is one."""
-        for length in sorted(self._lengths(parent), reverse=True):
+        for length in sorted(self.lengths(parent), reverse=True):
             if length > len(ids):
                 continue
             key = chain_key(parent, ids[:length])

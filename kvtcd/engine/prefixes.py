@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import UnknownNamespace
@@ -31,6 +32,9 @@ class Prefixes:
     ) -> Matches:
         """Say of each key whether it can be served, and from where; this marks nothing as used.
 
+        Whose keys they are knows which key a partial block would have that continues his prefix; the answer
+        has the lengths that are worth asking for.
+
         Args:
             namespace: of these blocks.
             keys: of a prefix, or any.
@@ -44,8 +48,12 @@ class Prefixes:
         self._note(namespace, keys, salt)
         if members is None:
             return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
-        tokens = namespace.identity.block_tokens
-        return held_by_all([self._matcher(member, salt).by_keys(keys, tokens) for member in members])
+        matchers = [self._matcher(member, salt) for member in members]
+        found = Matches(tuple(held_by_all([matcher.by_keys(keys) for matcher in matchers])))
+        end = found.prefix[-1].key if found.prefix else None
+        lengths = set.intersection(*(matcher.lengths(end) for matcher in matchers))
+        partials = sorted(n for n in lengths if n < namespace.identity.block_tokens)
+        return replace(found, partials=tuple(partials))
 
     def match_tokens(
         self, namespace: Namespace, tokens: Sequence[int], salt: bytes, *, all_ranks: bool = False
@@ -56,7 +64,7 @@ class Prefixes:
             links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
             self._note(namespace, [link.key for link in links], salt)
         found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
-        return Matches(held_by_all(found).prefix) if found else Matches(())
+        return Matches(Matches(tuple(held_by_all(found))).prefix)
 
     def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
         if not all_ranks:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.matches import BlockMatch
 from kvtcd.core.place import Tier
 from kvtcd.engine.namespaces import Namespace
 
@@ -37,17 +37,13 @@ def ranks(namespace: Namespace, others: Iterable[Namespace]) -> list[Namespace] 
     return members if len(members) == len(wanted) else None
 
 
-def held_by_all(found: Sequence[Matches]) -> Matches:
+def held_by_all(found: Sequence[Sequence[BlockMatch]]) -> list[BlockMatch]:
     """Return what all ranks have, named as the first one does; the tier is the slowest."""
-    if len(found) == 1:
-        return found[0]
     blocks: list[BlockMatch] = []
-    for same in zip(*(matches.blocks for matches in found), strict=False):
+    for same in zip(*found, strict=False):
         tiers = [block.tier for block in same if block.tier is not None]
         if len(tiers) == len(same) and len({block.tokens for block in same}) == 1:
             blocks.append(replace(same[0], tier=max(tiers, key=_SPEED.__getitem__)))
         else:
             blocks.append(BlockMatch(same[0].key, 0, None))
-    partials = set.intersection(*(set(matches.partials) for matches in found))
-    prefix = {len(matches.prefix) for matches in found}  # elsewhere they continue another block
-    return Matches(tuple(blocks), tuple(sorted(partials)) if len(prefix) == 1 else ())
+    return blocks

@@ -299,9 +299,9 @@ async def test_demote_is_an_operation_of_its_tenant():
         ("blocks:get", b"not json"),
         ("blocks:flush", b'{"keys":null}'),
         ("demote", b"{}"),
-        ("prefetch?to=disk", b"{}"),
-        ("prefetch?to=host&to=gpu", b"{}"),
-        ("prefetch?at=host", b"{}"),
+        ("prefetch?to=disk", b'{"keys":[]}'),
+        ("prefetch?to=host&to=gpu", b'{"keys":[]}'),
+        ("prefetch?at=host", b'{"keys":[]}'),
         ("match", b"{}"),
     ],
 )

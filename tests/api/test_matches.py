@@ -145,6 +145,11 @@ async def test_partial_blocks_count_for_all_ranks_where_every_rank_has_them():
             for length in lengths:
                 await store(daemon, f"r{rank}", BlockHead(key(10 + length), length, BLOCK_TOKENS, key(1)))
         assert (await match(daemon, "r0", [key(1)], "?ranks=all"))["partials"] == [9]
+        await store(daemon, "r0", BlockHead(key(2), BLOCK_TOKENS, BLOCK_TOKENS, key(1)))
+        await store(daemon, "r0", BlockHead(key(3), 11, 2 * BLOCK_TOKENS, key(2)))
+        found = await match(daemon, "r0", [key(1), key(2)], "?ranks=all")
+        assert (found["prefix_blocks"], found["partials"]) == (1, [9]), "those that continue what all have"
+        assert (await match(daemon, "r0", [key(1), key(2)]))["partials"] == [11]
 
 
 async def test_a_rank_that_is_being_purged_is_missing():

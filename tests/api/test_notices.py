@@ -12,6 +12,7 @@ from support.http import NS, TENANT_HEADER, Daemon, closed, running, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
 
 from kvtcd.api.limits import Limits
+from kvtcd.core.errors import Stopping
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.notices import Notice, NoticeParser, What
@@ -260,3 +261,5 @@ async def test_a_stop_ends_the_stream_at_once():
         async with asyncio.timeout(1):
             assert (await listener.answer.content.read()).strip(b":\n") == b""
         assert asyncio.get_running_loop().time() - begun < 1
+        with pytest.raises(Stopping), daemon.toy.service.feeds.listen("uid:1", None, None):
+            pass
