@@ -50,6 +50,11 @@ class Metrics:
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
+        self.pinned = Gauge(
+            "kvtcd_host_pinned",
+            "Whether a GPU copies from and to host memory on its own",
+            registry=self.registry,
+        )
         self.tier_blocks = Gauge(
             "kvtcd_tier_blocks", "Blocks that can be read from each tier", ["tier"], registry=self.registry
         )

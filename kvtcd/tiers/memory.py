@@ -24,6 +24,9 @@ class HostMemory:
 
     Args:
         capacity: bytes; rounded down to whole pages.
+
+    Attributes:
+        slab: all of it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -32,7 +35,8 @@ class HostMemory:
         self._map = mmap.mmap(-1, max(self.capacity, GRANULE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer page faults on multi-megabyte blocks
         self._map.madvise(mmap.MADV_DONTDUMP)  # a core file must not hold prompts
-        self._slab = np.frombuffer(self._map, dtype=np.uint8)
+        self._map.madvise(mmap.MADV_DONTFORK)  # a fork would move pages from under a GPU that knows them
+        self.slab: Bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._copies: dict[tuple[RecordKey, Form], tuple[Extent, ...]] = {}
 
     def allocate(self, key: RecordKey, nbytes: int, form: Form = Form.RAW) -> None:
@@ -50,4 +54,4 @@ class HostMemory:
 
     def pieces(self, key: RecordKey, form: Form = Form.RAW) -> Sequence[Bytes]:
         """Return the writable bytes of a copy, in order; valid until `free`."""
-        return [self._slab[offset : offset + nbytes] for offset, nbytes in self._copies[key, form]]
+        return [self.slab[offset : offset + nbytes] for offset, nbytes in self._copies[key, form]]
