@@ -11,7 +11,7 @@ import hmac
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -153,10 +153,23 @@ class TenantKeys:
         Raises:
             BadRequest: the salt is over 255 bytes.
         """
+        return self.record_keys(namespace, salt)(key)
+
+    def record_keys(self, namespace: bytes, salt: bytes) -> Callable[[bytes], RecordKey]:
+        """Return what makes record keys of engine keys of one namespace and salt; see `record_key`.
+
+        Raises:
+            BadRequest: the salt is over 255 bytes.
+        """
         if len(salt) > MAX_SALT:
             raise BadRequest("salt", f"{len(salt)} bytes; at most {MAX_SALT}")
-        message = b"kvtcd-rec-v1" + namespace + struct.pack("<H", len(salt)) + salt + key
-        return RecordKey(hmac.digest(self.record, message, "sha256"))
+        begin = b"kvtcd-rec-v1" + namespace + struct.pack("<H", len(salt)) + salt
+        secret = self.record
+
+        def record_key(key: bytes) -> RecordKey:
+            return RecordKey(hmac.digest(secret, begin + key, "sha256"))
+
+        return record_key
 
 
 def _hkdf(master: bytes, info: bytes) -> bytes:

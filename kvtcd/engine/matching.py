@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys, chain, chain_key, chain_root, token_array
+from kvtcd.core.keys import EngineKey, RecordKey, chain, chain_key, chain_root, token_array
 from kvtcd.core.matches import BlockMatch
 
 LOOK = 1024
@@ -17,21 +17,29 @@ LOOK = 1024
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """Matches within one namespace and salt; `digest` is the namespace's."""
+    """Matches within one namespace and salt.
+
+    Attributes:
+        catalog: only asked.
+        digest: of the namespace.
+        record_key: makes the record key of a key of this namespace and salt.
+    """
 
     catalog: Catalog
-    keys: TenantKeys
     digest: bytes
-    salt: bytes
+    record_key: Callable[[bytes], RecordKey]
 
     def by_keys(self, keys: Sequence[EngineKey]) -> list[BlockMatch]:
         """Say of each key whether it can be served, and from where."""
+        entries = self.catalog.residents.entries
         found = []
         for key in keys:
-            record_key = self._record_key(key)
-            tiers = self.catalog.tiers(record_key)
-            tokens = self.catalog.residents.entries[record_key].tokens if tiers else 0
-            found.append(BlockMatch(key, tokens, tiers[0] if tiers else None))
+            record_key = self.record_key(key)
+            places = self.catalog.places(record_key)
+            if places:
+                found.append(BlockMatch(key, entries[record_key].tokens, places[0].tier))
+            else:
+                found.append(BlockMatch(key, 0, None))
         return found
 
     def lengths(self, parent: EngineKey | None) -> set[int]:
@@ -41,8 +49,8 @@ class Matcher:
             parent: the block; None: of those that begin a sequence, and are partial.
         """
         parent = chain_root(self.digest) if parent is None else parent
-        children = self.catalog.residents.lineage.children(self._record_key(parent))
-        return {child.tokens for child in islice(children, LOOK) if self.catalog.tiers(child.key)}
+        children = self.catalog.residents.lineage.children(self.record_key(parent))
+        return {child.tokens for child in islice(children, LOOK) if self.catalog.places(child.key)}
 
     def by_tokens(self, tokens: Sequence[int], block_tokens: int) -> list[BlockMatch]:
         """Return the longest stored prefix of a token sequence under our own key chain.
@@ -54,11 +62,11 @@ class Matcher:
         ids = token_array(tokens)
         parent = chain_root(self.digest)
         for block in chain(self.digest, tokens, block_tokens):
-            tiers = self.catalog.tiers(self._record_key(block.key))
-            if not tiers:
+            places = self.catalog.places(self.record_key(block.key))
+            if not places:
                 found.extend(self._partial(parent, ids[block.first : block.first + block_tokens]))
                 break
-            found.append(BlockMatch(block.key, block.tokens, tiers[0]))
+            found.append(BlockMatch(block.key, block.tokens, places[0].tier))
             parent = block.key
         return found
 
@@ -68,9 +76,6 @@ class Matcher:
             if length > len(ids):
                 continue
             key = chain_key(parent, ids[:length])
-            if tiers := self.catalog.tiers(self._record_key(key)):
-                yield BlockMatch(key, length, tiers[0])
+            if places := self.catalog.places(self.record_key(key)):
+                yield BlockMatch(key, length, places[0].tier)
                 return
-
-    def _record_key(self, key: EngineKey) -> RecordKey:
-        return self.keys.record_key(self.digest, self.salt, key)

@@ -107,7 +107,7 @@ class Prefixes:
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
         keys = self._registry.tenants[namespace.tenant].keys
-        return Matcher(self._catalog, keys, namespace.digest, salt)
+        return Matcher(self._catalog, namespace.digest, keys.record_keys(namespace.digest, salt))
 
     def _note(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
         if self._recorder:

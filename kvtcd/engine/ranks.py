@@ -39,6 +39,8 @@ def ranks(namespace: Namespace, others: Iterable[Namespace]) -> list[Namespace] 
 
 def held_by_all(found: Sequence[Sequence[BlockMatch]]) -> list[BlockMatch]:
     """Return what all ranks have, named as the first one does; the tier is the slowest."""
+    if len(found) == 1:
+        return list(found[0])
     blocks: list[BlockMatch] = []
     for same in zip(*found, strict=False):
         tiers = [block.tier for block in same if block.tier is not None]
