@@ -165,7 +165,7 @@ def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[S
         raise ConfigError(
             _OPTION, "", f"{spec} is swept around the ratios of others, for instance {_OPTION} kvtc:16"
         )
-    return [Spec(spec.name, dial) for dial in sorted({round(d * step, 2) for d in around for step in _STEPS})]
+    return [Spec(spec.name, dial) for dial in sorted({round(d * step) for d in around for step in _STEPS})]
 
 
 def _number(text: str, dial: str) -> float:

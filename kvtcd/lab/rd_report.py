@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _POINTS: tuple[tuple[str, Callable[[Point], str]], ...] = (
     ("codec", lambda p: p.codec if p.dial is None else f"{p.codec}:{p.dial:g}"),
-    ("ratio", lambda p: f"{p.ratio:.2f}"),
-    ("all", lambda p: f"{p.ratio_all:.2f}"),
+    ("ratio", lambda p: f"{p.ratio:.1f}"),
+    ("all", lambda p: f"{p.ratio_all:.1f}"),
     ("KL", lambda p: fraction(p.kl, 4)),
     ("95 %", lambda p: bounds(p.kl_lo, p.kl_hi, 4)),
     ("ΔNLL", lambda p: f"{p.dnll:+.4f}"),
