@@ -5,6 +5,7 @@ It shows that launching, waiting and reaping fit together, without a GPU; not th
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import weakref
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pytest
 
 _current = threading.local()
+_numbers = itertools.count(1)
 
 
 def launch(kernel: Callable[[], object]) -> None:
@@ -26,8 +28,13 @@ def launch(kernel: Callable[[], object]) -> None:
     _current.stream.work.put(kernel)
 
 
+class _Default:
+    cuda_stream = 0
+
+
 class _Stream:
     def __init__(self, _device: torch.device, _priority: int = 0) -> None:
+        self.cuda_stream = next(_numbers)
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=_device_loop, args=(self.work,), daemon=True).start()
         weakref.finalize(self, self.work.put, None)
@@ -60,7 +67,12 @@ def _stream(stream: _Stream) -> Iterator[None]:
     del _current.stream
 
 
+def _current_stream(_device: torch.device) -> _Stream | type[_Default]:
+    return getattr(_current, "stream", _Default)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put it in CUDA's place until the test ends."""
-    for name, stand_in in (("Stream", _Stream), ("Event", _Event), ("stream", _stream)):
+    stand_ins = {"Stream": _Stream, "Event": _Event, "stream": _stream, "current_stream": _current_stream}
+    for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

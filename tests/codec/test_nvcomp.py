@@ -1,0 +1,206 @@
+"""The adapter to nvCOMP: tables, sizes and alignment on a strict stand-in; interchange on a real device."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import types
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import fake_cuda, fake_nvcomp
+
+from kvtcd.codec import nvcomp
+from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.sections import Part, Plain, deflated, inflated
+from kvtcd.core.blob import ALIGN, CHUNK_BYTES, CodecId, Header, Kind, parse
+from kvtcd.core.errors import BadChecksum
+from kvtcd.core.layout import Dtype
+
+CPU = torch.device("cpu")
+KINDS = ["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)]
+SIZES = [1, 15, 16, 17, 100, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES + 5]
+
+
+def sections(sizes: list[int], symbols: int = 5, seed: int = 0) -> list[Plain]:
+    """Sections of random bytes below `symbols`; 256 of them do not shrink."""
+    draw = np.random.default_rng(seed)
+    return [
+        Plain(Part(Kind.PLANE, number, 0), 0, 1, torch.from_numpy(draw.integers(0, symbols, size, np.uint8)))
+        for number, size in enumerate(sizes)
+    ]
+
+
+def header(plain: list[Plain]) -> Header:
+    return Header(
+        CodecId.LOSSLESS, 1, Dtype.BF16, bytes(32), 1, max(1, sum(part.data.numel() for part in plain))
+    )
+
+
+def assert_same(got: list[Plain], want: list[Plain]) -> None:
+    assert [(s.part, s.start, s.count) for s in got] == [(s.part, s.start, s.count) for s in want]
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one.data.cpu(), other.data)
+
+
+@pytest.fixture
+def loaded(kind, monkeypatch) -> nvcomp.Nvcomp:
+    if kind == "cuda":
+        found = nvcomp.load(torch.device("cuda", 0))
+        if found is None:
+            pytest.skip("nvCOMP is not here")
+        return found
+    fake_cuda.install(monkeypatch)
+    fake_nvcomp.install(monkeypatch)
+    found = nvcomp.load(CPU)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("symbols", [1, 5, 256])
+def test_it_reads_what_the_cpu_writes(loaded, symbols) -> None:
+    plain = sections(SIZES, symbols)
+    blob = parse(memoryview(deflated(header(plain), plain)))
+
+    assert any(stored for s in blob.sections for _, stored in s.chunks), "some chunks are as they are"
+    assert_same(loaded.inflated(blob), plain)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("symbols", [1, 5, 256])
+def test_the_cpu_and_zlib_read_what_it_writes(loaded, symbols) -> None:
+    plain = sections(SIZES, symbols)
+    blob = parse(memoryview(loaded.deflated(header(plain), plain)))
+
+    assert_same(inflated(blob, HeapScratch()), plain)
+    for section, part in zip(blob.sections, plain, strict=True):
+        payload, start = blob.payload(section), 0
+        for number, (nbytes, stored) in enumerate(section.chunks):
+            piece = bytes(payload[start : start + nbytes])
+            want = bytes(part.data[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES].numpy())
+            assert (piece if stored else zlib.decompress(piece, -15)) == want
+            start += -(-nbytes // ALIGN) * ALIGN
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_takes_no_damaged_section(loaded) -> None:
+    plain = sections([5000, 3 * CHUNK_BYTES])
+    data = deflated(header(plain), plain)
+    blob = parse(memoryview(data))
+    data[blob.sections[1].offset + 40] ^= 1
+
+    with pytest.raises(BadChecksum):
+        loaded.inflated(blob)
+
+
+@pytest.mark.gpu
+def test_codes_without_matches_are_as_short_as_on_the_cpu() -> None:
+    found = nvcomp.load(torch.device("cuda", 0))
+    if found is None:
+        pytest.skip("nvCOMP is not here")
+    plain = sections([64 * CHUNK_BYTES])
+
+    assert len(found.deflated(header(plain), plain)) <= 1.05 * len(deflated(header(plain), plain))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3 * CHUNK_BYTES), min_size=1, max_size=6),
+    symbols=st.sampled_from([2, 256]),
+    seed=st.integers(0, 9),
+)
+def test_the_tables_cover_every_byte_once(sizes, symbols, seed) -> None:
+    plain = sections(sizes, symbols, seed)
+    blob = parse(memoryview(deflated(header(plain), plain)))
+    base = blob.sections[0].offset
+    found = nvcomp.tables(blob.sections, base)
+
+    raw = np.zeros(found.nbytes, np.uint8)
+    for chunks, stored in ((found.coded, False), (found.stored, True)):
+        for at, nbytes, target, size in zip(*chunks, strict=True):
+            assert not at % ALIGN
+            assert not target % ALIGN
+            piece = bytes(blob.data[base + at : base + at + nbytes])
+            whole = piece if stored else zlib.decompress(piece, -15)
+            assert len(whole) == size
+            assert not raw[target : target + size].any() or symbols == 2
+            raw[target : target + size] = np.frombuffer(whole, np.uint8)
+    assert sum(found.coded.raw_sizes + found.stored.raw_sizes) == sum(sizes)
+    for start, part in zip(found.sections, plain, strict=True):
+        assert np.array_equal(raw[start : start + part.data.numel()], part.data.numpy())
+
+
+def test_a_stream_has_one_codec_and_a_shape_one_configuration(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch)
+    fake = fake_nvcomp.install(monkeypatch)
+    loaded, plain = nvcomp.load(CPU), sections([40_000])
+    blob = parse(memoryview(deflated(header(plain), plain)))
+    probes = len(fake.codecs)
+    assert loaded is not None
+
+    def on_a_stream() -> None:
+        with torch.cuda.stream(torch.cuda.Stream(CPU)):
+            for _ in range(3):
+                assert_same(loaded.inflated(blob), plain)
+
+    threads = [threading.Thread(target=on_a_stream) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    first, second = fake.codecs[probes:]
+    assert first.stream != second.stream
+    assert [(codec.decodes, codec.configured) for codec in (first, second)] == [(3, 1), (3, 1)]
+
+
+def test_its_scratch_memory_comes_from_the_pool_of_torch(monkeypatch) -> None:
+    given, back = [], []
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", lambda *call: given.append(call) or 4096)
+    monkeypatch.setattr(torch.cuda, "caching_allocator_delete", back.append)
+    fake_cuda.install(monkeypatch)
+    fake = fake_nvcomp.install(monkeypatch)
+    nvcomp.load(CPU)
+    memory = fake.allocators[-1](123, types.SimpleNamespace(ptr=77))
+    held = memory.ptr, list(back)
+    del memory
+
+    assert held == (4096, [])
+    assert (given, back) == ([(123, CPU, 77)], [4096])
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"version": "5.3.0"}, "its version is 5.3.0"),
+        ({"flaw": "reads wrong"}, "what it reads is wrong"),
+        ({"flaw": "writes wrong"}, "round trip failed"),
+    ],
+)
+def test_what_cannot_be_used_is_one_warning(monkeypatch, caplog, how, why) -> None:
+    fake_cuda.install(monkeypatch)
+    fake_nvcomp.install(monkeypatch, **how)
+    with caplog.at_level(logging.DEBUG):
+        assert nvcomp.load(CPU) is None
+
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert why in record.getMessage()
+
+
+def test_without_the_library_the_warning_names_the_extra(monkeypatch, caplog) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+
+    assert nvcomp.load(CPU) is None
+    (record,) = caplog.records
+    assert "kvtcd[cu13]" in record.getMessage()
+
+
+@pytest.mark.parametrize(("chunks", "gpu"), [(0, False), (255, False), (256, True), (10_000, True)])
+def test_few_chunks_stay_on_the_cpu(chunks, gpu) -> None:
+    assert nvcomp.worthwhile(chunks) is gpu
