@@ -40,7 +40,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the command finds out."""
+    """What the command finds out; `file_of_documents` are indices of `files`."""
 
     model: str
     profile: str | None
@@ -48,7 +48,7 @@ class Figures:
     context: int
     continuation: int
     documents: int
-    documents_of_files: tuple[int, ...]
+    file_of_documents: tuple[int, ...]
     noise: Noise
     points: tuple[Point, ...]
     equal_kl: tuple[EqualKl, ...]
@@ -96,7 +96,7 @@ def command(
         context=context,
         continuation=continuation,
         documents=len(documents),
-        documents_of_files=tuple(groups.count(file) for file in range(len(sources))),
+        file_of_documents=tuple(groups),
         noise=noise_of(noise, groups),
         points=tuple(points(results, groups, 16 * identity.layout.token_elements)),
         equal_kl=tuple(equal_kl(results, groups)),

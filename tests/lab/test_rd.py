@@ -61,7 +61,7 @@ def figures(world, measured) -> rd.Figures:
         context=CONTEXT,
         continuation=CONTINUATION,
         documents=len(documents),
-        documents_of_files=(3, 1),
+        file_of_documents=tuple(groups),
         noise=noise_of(noise, groups),
         points=tuple(points(results, groups, 16 * world[1].layout.token_elements)),
         equal_kl=tuple(equal_kl(results, groups)),
@@ -187,7 +187,7 @@ def test_without_scipy_the_extra_is_named(figures, measured, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)  # with the calibration
 def test_the_command_measures_a_real_model(tmp_path: Path) -> None:
     real_model("smollm2")
     arguments = [

@@ -29,7 +29,7 @@ def test_a_wrong_codec_or_set_is_refused_before_a_model_is_loaded(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)  # with the calibration
 def test_the_command_asks_a_real_model(tmp_path: Path) -> None:
     real_model("smollm2")
     own = tmp_path / "capitals.jsonl"
