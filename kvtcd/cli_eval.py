@@ -60,7 +60,11 @@ def tasks(
     model: ModelOption,
     codec: CodecOption,
     task: Annotated[
-        list[str] | None, typer.Option(help="A task, several allowed; default: all that can be had.")
+        list[str] | None,
+        typer.Option(
+            help="gsm8k, humaneval, lambada, mmlu, key-value, xquad, chat, passkey, variables, common-words; "
+            "several allowed; default: all that can be had."
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(envvar="KVTCD_DATA", help="Folder of the files of published sets.")

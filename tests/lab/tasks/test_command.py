@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from kvtcd.cli import app
 from kvtcd.core.errors import ConfigError
+from kvtcd.lab.tasks.battery import TASKS
 
 
 def invoke(*arguments: str) -> None:
@@ -25,6 +26,11 @@ def test_a_wrong_codec_or_set_is_refused_before_a_model_is_loaded(tmp_path: Path
         invoke("--codec", "zip")
     with pytest.raises(ConfigError, match="cannot be read"):
         invoke("--codec", "lossless", "--file", str(tmp_path / "none.jsonl"))
+
+
+def test_every_task_is_named_in_the_help() -> None:
+    result = CliRunner().invoke(app, ["eval", "tasks", "--help"], env={"COLUMNS": "200"})
+    assert [name for name in TASKS if name not in result.output] == []
 
 
 @pytest.mark.slow
