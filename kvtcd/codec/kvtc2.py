@@ -95,6 +95,8 @@ class Kvtc2(Encoder):
                 return losslessly(coded)
             if coded is None:
                 continue
+            if sum(section.data.numel() for section in coded) > raw.numel():
+                return losslessly(Reason.RANGE)
             header = Header(
                 codec=CodecId.KVTC2,
                 codec_version=VERSION,

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     """The tokens to code hold a NaN or an infinity."""
     RANGE = "range"
-    """A coefficient is beyond what codes can say."""
+    """Coefficients are beyond what codes can say, or their codes take more room than the values."""
     FINER = "finer"
     """Not losslessly: its error was above the bound, and a finer step brought it below."""
     ERROR = "error"
@@ -64,7 +64,7 @@ class Encoded:
 
 
 def deflate(symbols: Symbols) -> Encoded:
-    """Write a blob: the entropy half of every encoder. The symbols are not used after it returns."""
+    """Write a blob on a CPU: the entropy half of every encoder that has no other."""
     blob = deflated(symbols.header, symbols.sections)
     return Encoded(blob, symbols.header.codec, symbols.reason)
 
@@ -89,9 +89,13 @@ class Encoder(Protocol):
         """
         ...
 
+    def deflate(self, symbols: Symbols) -> Encoded:
+        """Write a blob; the entropy half. The symbols are not used after it returns."""
+        return deflate(symbols)
+
     def encode(self, raw: Tensor, *, tokens: int, first_token: int | None, after: int) -> Encoded:
         """Encode a block: `analyze`, then `deflate`."""
-        return deflate(
+        return self.deflate(
             self.analyze(raw, tokens=tokens, first_token=first_token, after=after, scratch=HeapScratch())
         )
 

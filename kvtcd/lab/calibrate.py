@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kvtcd import __version__
 from kvtcd.codec.profile import SUFFIX, store
+from kvtcd.codec.weighted import EXPONENT
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab import models, texts
 from kvtcd.lab.calibration import Sensitivity, calibrate, digest_of, name_of
@@ -111,7 +112,7 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
     made_of = [
         __version__,
         identity.weights,
-        _SENSITIVITY,
+        [_SENSITIVITY, repr(EXPONENT)],
         RECIPE_TOKENS,
         WINDOW,
         SAMPLE,

@@ -155,6 +155,20 @@ def undone_error(world, got, want, tokens):
     return total
 
 
+def test_a_step_that_leaves_nothing_to_code_gives_the_mean(plain):
+    raw = WORLD.block(TOKENS, seed=17, first_token=64)
+    blob = encode(WORLD, plain, raw, first_token=64, step=1e6).blob
+    assert not any(s.kind is Kind.CODES for s in parse(memoryview(blob)).sections)
+    got = WORLD.values(decode(WORLD, plain, blob), TOKENS)["v"].transpose(0, 1).flatten(1)
+    assert torch.allclose(got, plain.weighted["v"].mean.expand_as(got), rtol=0.01, atol=0.01)
+
+
+def test_codes_that_take_more_room_than_the_values_are_not_kept(plain):
+    raw = WORLD.block(TOKENS, seed=19, first_token=64)
+    encoded = encode(WORLD, plain, raw, first_token=64, step=2e-3)
+    assert (encoded.codec, encoded.reason) == (CodecId.LOSSLESS, Reason.RANGE)
+
+
 def test_sinks_come_back_bit_for_bit_and_recent_tokens_finer(plain):
     raw = WORLD.block(TOKENS, seed=7)
     blob = encode(WORLD, plain, raw, after=0).blob
@@ -279,7 +293,7 @@ def test_foreign_values_are_caught_although_the_basis_cannot_see_them(plain):
     foreign = (raw.view(torch.bfloat16).float() + 3 * noise).bfloat16().view(torch.uint8)
     assert mean_error(plain, foreign, STEP) > 10 * usual
     encoded = encode(WORLD, plain, foreign, first_token=64, bound=4 * usual)
-    assert encoded.reason in (Reason.FINER, Reason.ERROR)
+    assert encoded.reason in {Reason.FINER, Reason.ERROR, Reason.RANGE}
 
 
 def without(kind, part=None):

@@ -13,7 +13,9 @@ import pytest
 from support.models import real_model
 
 from kvtcd.codec.choose import Decoder
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
+from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.profile import load
 from kvtcd.lab import evaluate
@@ -119,3 +121,17 @@ def test_the_divergence_of_no_loss_is_none(world) -> None:
     assert (point.kl, point.top1, point.dnll) == (0.0, 1.0, 0.0)
     assert (point.key_error, point.value_error) == (0.0, 0.0)
     assert 1.1 < point.ratio < 1.6
+
+
+@pytest.mark.parametrize("nominal", [16, 32])
+def test_kvtc2_has_two_and_a_half_times_the_ratio_at_no_more_divergence(world, points, nominal: int) -> None:
+    loaded, named, _ = world
+    profile = load(profile_for(loaded))
+    curve = Curve.from_json(profile.origin.curve)
+    assert curve is not None
+    step = curve.step_for(ratio=2.8 * points[nominal].ratio)
+    encoder = Kvtc2(named.layout, named.rope, profile, step, bound=GUARD * curve.at(step).error)
+    point = measured(world, encoder, Decoder(named.layout, named.rope, lambda _: profile))
+    assert point.ratio > 2.5 * points[nominal].ratio
+    assert point.kl < points[nominal].kl
+    assert point.ratio_all > 2 * points[nominal].ratio_all
