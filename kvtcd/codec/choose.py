@@ -15,10 +15,11 @@ from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
-from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols, deflate
+from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.sections import Scratch
+from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
 from kvtcd.codec.stepped import Stepped
 from kvtcd.core.blob import Blob, CodecId, Header
 from kvtcd.core.errors import BadField
@@ -36,10 +37,11 @@ class Analyzed:
     """A block on its way down: the tensor half is done."""
 
     symbols: Symbols
+    encoder: Encoder
 
     def deflate(self) -> Encoded:
         """Do the entropy half: write the blob."""
-        return deflate(self.symbols)
+        return self.encoder.deflate(self.symbols)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Inflated:
     """A block on its way up: the entropy half is done."""
 
     symbols: Symbols
-    decoder: Decoder
+    decoder: BlobDecoder
 
     def synthesize(self, out: npt.NDArray[np.uint8]) -> None:
         """Do the tensor half: write the block into flat bytes; see `BlobDecoder`."""
@@ -55,7 +57,7 @@ class Inflated:
 
 
 class NamespaceCodec:
-    """Packs and unpacks the blocks of a namespace, in host memory, one half at a time.
+    """Packs and unpacks the blocks of a namespace, which lie in host memory, one half at a time.
 
     Attributes:
         encoder, decoder: what it packs and unpacks with.
@@ -63,7 +65,7 @@ class NamespaceCodec:
         reason: why that is not what the policy asks for, if so.
     """
 
-    def __init__(self, encoder: Encoder, decoder: Decoder, name: str, reason: str | None = None) -> None:
+    def __init__(self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None) -> None:
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
 
@@ -80,7 +82,8 @@ class NamespaceCodec:
         return Analyzed(
             self.encoder.analyze(
                 torch.from_numpy(raw), tokens=tokens, first_token=first_token, after=after, scratch=scratch
-            )
+            ),
+            self.encoder,
         )
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Inflated:
@@ -138,15 +141,34 @@ class Decoder(BlobDecoder):
                 raise BadField("blob", "a raw block has no blob")
 
 
-def codec_for(identity: Identity, choice: CodecChoice, profiles: ProfileFolder) -> NamespaceCodec:
-    """Return the codec of a namespace; `lossless`, with the reason, where its policy's cannot be had."""
-    layout, rope = identity.layout, identity.rope
-    decoder = Decoder(layout, rope, profiles.get)
-    if choice.name == _LOSSLESS:
-        return NamespaceCodec(Lossless(layout), decoder, _LOSSLESS)
+def codec_for(
+    identity: Identity,
+    choice: CodecChoice,
+    profiles: ProfileFolder,
+    accelerator: Accelerator | None = None,
+) -> NamespaceCodec:
+    """Return the codec of a namespace; `lossless`, with the reason, where its policy's cannot be had.
 
-    def losslessly(reason: str) -> NamespaceCodec:
-        return NamespaceCodec(Lossless(layout), decoder, _LOSSLESS, reason)
+    Args:
+        identity: the namespace.
+        choice: of its policy.
+        profiles: those there are.
+        accelerator: what does the work; None: a CPU.
+    """
+    layout, rope = identity.layout, identity.rope
+    device = accelerator.device if accelerator else torch.device("cpu")
+
+    def codec(encoder: Encoder, name: str, reason: str | None = None) -> NamespaceCodec:
+        decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
+        if accelerator:
+            encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
+        return NamespaceCodec(encoder, decoder, name, reason)
+
+    def losslessly(reason: str | None = None) -> NamespaceCodec:
+        return codec(Lossless(layout), _LOSSLESS, reason)
+
+    if choice.name == _LOSSLESS:
+        return losslessly()
 
     if identity.page_format != "canonical":
         return losslessly(f"page format {identity.page_format} has no map to the canonical one")
@@ -154,13 +176,15 @@ def codec_for(identity: Identity, choice: CodecChoice, profiles: ProfileFolder) 
     if profile is None:
         return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
     made = _kvtc if choice.name == "kvtc" else _kvtc2
-    encoder = made(layout, rope, profile, choice)
+    encoder = made(layout, rope, profile, choice, device)
     if isinstance(encoder, str):
         return losslessly(encoder)
-    return NamespaceCodec(encoder, decoder, f"{choice.name} {choice.dial}")
+    return codec(encoder, f"{choice.name} {choice.dial}")
 
 
-def _kvtc(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice) -> Encoder | str:
+def _kvtc(
+    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
+) -> Encoder | str:
     """The encoder, or why it cannot be had."""
     ratio = int(choice.ratio or 0)
     if ratio != choice.ratio or ratio not in profile.ratios:
@@ -168,10 +192,12 @@ def _kvtc(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoi
         return f"profile {profile.digest.hex()} has plans for {known}, not for {choice.dial}"
     if not any(stream.plans[ratio].rank for stream in profile.streams.values()):
         return f"ratio {ratio} leaves this small model no bit to code with"
-    return Kvtc(layout, rope, profile, ratio, sinks=choice.sinks, window=choice.window)
+    return Kvtc(layout, rope, profile, ratio, sinks=choice.sinks, window=choice.window, device=device)
 
 
-def _kvtc2(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice) -> Encoder | str:
+def _kvtc2(
+    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
+) -> Encoder | str:
     """The encoder, or why it cannot be had."""
     curve = Curve.from_json(profile.origin.curve)
     if curve is None or not profile.weighted:
@@ -181,7 +207,9 @@ def _kvtc2(layout: Layout, rope: Rope | None, profile: Profile, choice: CodecCho
     except ValueError as fault:
         return f"profile {profile.digest.hex()}: {fault}"
     bound = GUARD * curve.at(step).error
-    return Kvtc2(layout, rope, profile, step, bound=bound, sinks=choice.sinks, window=choice.window)
+    return Kvtc2(
+        layout, rope, profile, step, bound=bound, sinks=choice.sinks, window=choice.window, device=device
+    )
 
 
 def bound(raw_bytes: int) -> int:

@@ -175,7 +175,8 @@ def _coded(found: Mapping[Part, Tensor], index: int, plan: Plan, tokens: int) ->
         bits: found[Part(Kind.CODES, index, bits)].view(plan.components(bits), -1)
         for bits in {group.bits for group in plan.groups}
     }
-    ranges = torch.zeros((2, len(plan.groups), tokens), dtype=torch.int16)
+    device = next((data.device for data in found.values()), None)
+    ranges = torch.zeros((2, len(plan.groups), tokens), dtype=torch.int16, device=device)
     for plane in range(_RANGE_PLANES if plan.groups else 0):
         data = found[Part(Kind.RANGES, index, plane)].view(-1, tokens)
         ranges[plane // 2] |= data.to(torch.int16) << (8 * (plane % 2))

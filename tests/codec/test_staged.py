@@ -1,0 +1,144 @@
+"""Codecs that work on a device for blocks in host memory: the same blobs and blocks as without.
+
+The device is the CPU, with nvCOMP's stand-in; a real one where there is one. A CPU has no second memory, so
+that every tensor is where its neighbours are is tried with tensors that have a device and no content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support import fake_cuda, fake_nvcomp
+from support.codec_world import World, centred_error, kv, mla
+
+from kvtcd.codec import nvcomp
+from kvtcd.codec.choose import Decoder, codec_for
+from kvtcd.codec.profile import store
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.staged import Accelerator
+from kvtcd.core.blob import CodecId, parse
+from kvtcd.core.errors import Corrupt
+from kvtcd.core.policy import CodecChoice
+
+WORLD = World(kv())
+TOKENS, FIRST = 160, 64
+CHOICES = [CodecChoice(ratio=4, window=20), CodecChoice("kvtc2", 12, window=20), CodecChoice("lossless")]
+ENTROPY = ["cpu", "stand-in"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("profiles")
+    for layout in (kv(), mla()):
+        store(World(layout).profile()[1], path)
+    return ProfileFolder(path)
+
+
+@pytest.fixture
+def accelerator(entropy, monkeypatch) -> Accelerator:
+    device = torch.device("cpu")
+    if entropy == "cpu":
+        return Accelerator(device)
+    fake_cuda.install(monkeypatch)
+    fake_nvcomp.install(monkeypatch)
+    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
+    return Accelerator(device, nvcomp.load(device))
+
+
+def encode(codec, raw):
+    analyzed = codec.analyze(raw.numpy(), tokens=TOKENS, first_token=FIRST, after=0, scratch=HeapScratch())
+    return analyzed.deflate()
+
+
+def decode(codec, blob, nbytes):
+    out = np.full(nbytes, 0xEE, np.uint8)
+    codec.inflate(parse(memoryview(blob)), HeapScratch()).synthesize(out)
+    return out
+
+
+@pytest.mark.parametrize("entropy", ENTROPY)
+@pytest.mark.parametrize("layout", [kv(), mla()])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_it_reads_and_writes_what_the_codec_itself_does(folder, accelerator, layout, choice) -> None:
+    world = World(layout)
+    raw = world.block(TOKENS, seed=1, first_token=FIRST)
+    plain = codec_for(world.identity, choice, folder)
+    staged = codec_for(world.identity, choice, folder, accelerator)
+    before = raw.clone()
+    one, two = encode(plain, raw), encode(staged, raw)
+
+    assert (staged.name, staged.reason) == (plain.name, plain.reason)
+    assert (two.codec, two.reason) == (one.codec, one.reason)
+    assert torch.equal(raw, before)
+    if accelerator.nvcomp is None:
+        assert two.blob == one.blob
+    want = decode(plain, one.blob, raw.numel())
+    for codec, blob in ((plain, two.blob), (staged, one.blob), (staged, two.blob)):
+        assert np.array_equal(decode(codec, blob, raw.numel()), want)
+
+
+@pytest.mark.parametrize("entropy", ["stand-in"])
+def test_what_is_small_stays_on_the_cpu_both_ways(folder, accelerator, monkeypatch) -> None:
+    raw = WORLD.block(TOKENS, seed=1, first_token=FIRST)
+    staged = codec_for(WORLD.identity, CodecChoice("lossless"), folder, accelerator)
+    chunks = -(-raw.numel() // 4 // (16 << 10)) * 4  # two streams of two planes
+    done = []
+    for few in (chunks, chunks + 1):
+        monkeypatch.setattr(nvcomp, "CROSSOVER", few)
+        decode(staged, encode(staged, raw).blob, raw.numel())
+        done.append([(codec.encodes, codec.decodes) for codec in fake_nvcomp.Codec.made[1:]])
+
+    assert done == [[(1, 1)], [(1, 1)]], "the second time nothing was added"
+
+
+@pytest.mark.parametrize("entropy", ENTROPY)
+def test_a_damaged_blob_is_refused_before_anything_is_launched(folder, accelerator) -> None:
+    staged = codec_for(WORLD.identity, CodecChoice("lossless"), folder, accelerator)
+    blob = encode(staged, WORLD.block(TOKENS, seed=1, first_token=FIRST)).blob
+    blob[-20] ^= 1
+    before = [codec.decodes for codec in getattr(fake_nvcomp.Codec, "made", [])]
+    with pytest.raises(Corrupt):
+        staged.inflate(parse(memoryview(blob)), HeapScratch())
+
+    assert [codec.decodes for codec in getattr(fake_nvcomp.Codec, "made", [])] == before
+
+
+@pytest.mark.parametrize("read_by", ["cpu", "gpu"])
+@pytest.mark.parametrize("choice", [CHOICES[0], CHOICES[2]], ids=str)
+def test_no_tensor_is_left_on_another_device(folder, choice, read_by) -> None:
+    """Of the decoders whose work does not depend on what the tensors hold."""
+    raw, device = WORLD.block(TOKENS, seed=1, first_token=FIRST), torch.device("meta")
+    blob = parse(memoryview(encode(codec_for(WORLD.identity, choice, folder), raw).blob))
+    decoder = Decoder(WORLD.layout, WORLD.rope, folder.get, device)
+    symbols = decoder.inflate(blob, HeapScratch())
+    if read_by == "gpu":
+        sections = [replace(section, data=section.data.to(device)) for section in symbols.sections]
+        symbols = replace(symbols, sections=sections)
+    decoder.synthesize(symbols, torch.empty(raw.numel(), dtype=torch.uint8, device=device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_gpu_and_a_cpu_read_each_others_blobs(folder, choice, monkeypatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
+    raw = WORLD.block(TOKENS, seed=1, first_token=FIRST)
+    plain = codec_for(WORLD.identity, choice, folder)
+    staged = codec_for(WORLD.identity, choice, folder, Accelerator(device, nvcomp.load(device)))
+    want = WORLD.values(raw, TOKENS)
+    packed = {"cpu": encode(plain, raw), "gpu": encode(staged, raw)}
+    torch.cuda.synchronize()
+    for writer, encoded in packed.items():
+        blocks = [decode(codec, encoded.blob, raw.numel()) for codec in (plain, staged)]
+        torch.cuda.synchronize()
+        for block in blocks:
+            if encoded.codec is CodecId.LOSSLESS:
+                assert np.array_equal(block, raw.numpy()), writer
+            else:
+                one, other = (WORLD.values(torch.from_numpy(b), TOKENS) for b in (block, blocks[0]))
+                assert all(centred_error(one[name], other[name]) < 0.01 for name in one), writer
+                assert all(centred_error(one[name], want[name]) < 0.5 for name in one), writer
