@@ -27,7 +27,7 @@ def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], i
     if rules.on_disk and Tier.DISK in residents.shelves:
         shelf, place = residents.shelves[Tier.DISK], Place.DISK
         need = shelf.footprint(bound(put.nbytes))
-        full = any(account.excess(need) for account in shelf.accounts(put.namespace))
+        full = any(account.full(need) for account in shelf.accounts(put.namespace))
     else:
         shelf, place = residents.shelves[Tier.HOST], Place.HOST
         need = shelf.footprint(put.nbytes)

@@ -53,7 +53,7 @@ class Answers:
                 tickets.remove(ticket)
             awaited = tickets or any(key in waiting for waiting in self.prefetched.values())
             if not awaited and key not in self._residents.transfers:
-                del self._room.promotions[key]
+                self._room.stay_down(key)
 
     def held(self, key: RecordKey) -> bool:
         """Tell whether somebody waits for a block to be on disk."""
@@ -66,11 +66,11 @@ class Answers:
 
     def not_up(self, key: RecordKey, reason: Reason) -> None:
         """Deny all who wait for a block to come up."""
-        for ticket in self._room.promotions.pop(key, ()):
+        for ticket in self._room.promotions.get(key, ()):
             self.answer(ticket, reason)
         for waiting in self.prefetched.values():
             self.deny(waiting, key, reason)
-        self._room.lifts.pop(key, None)
+        self._room.stay_down(key)
 
     def not_down(self, key: RecordKey, reason: Reason) -> None:
         """Deny all who wait for a block to be on disk."""

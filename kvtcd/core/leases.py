@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from kvtcd.core.account import Account
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Tier
 from kvtcd.core.residency import Residents
 
 SHARE = 0.5
-"""Share of a tier that leases may hold, by raw bytes."""
+"""Share that leases may hold, by raw bytes, of a tier and of what a tenant and a namespace may have of it."""
 
 
 class Leases:
@@ -22,27 +23,26 @@ class Leases:
 
     def __init__(self, residents: Residents) -> None:
         self._residents = residents
-        self._held: Counter[Tier] = Counter()
-        self._booked: dict[RecordKey, tuple[Tier, int]] = {}
+        self._held: Counter[Account] = Counter()
+        self._booked: dict[RecordKey, tuple[tuple[Account, ...], int]] = {}
 
     def take(self, keys: tuple[RecordKey, ...]) -> Reason | None:
         """Lease all of these blocks, or say why none of them is."""
         residents = self._residents
-        needs: Counter[Tier] = Counter()
+        needs: Counter[Account] = Counter()
         for key in set(keys):
             if not residents.places(key):
                 return Reason.NOT_FOUND
             if key not in self._booked:
-                entry = residents.entries[key]
-                needs[self._last(key)] += entry.raw_bytes
-        for tier, need in needs.items():
-            if self._held[tier] + need > SHARE * residents.shelves[tier].capacity:
+                needs.update(dict.fromkeys(self._accounts(key), residents.entries[key].raw_bytes))
+        for account, need in needs.items():
+            if self._held[account] + need > SHARE * account.capacity:
                 return Reason.PINNED
         for key in keys:
             residents.leases[key] += 1
             if key not in self._booked:
-                tier, nbytes = self._booked[key] = self._last(key), residents.entries[key].raw_bytes
-                self._held[tier] += nbytes
+                accounts, nbytes = self._booked[key] = self._accounts(key), residents.entries[key].raw_bytes
+                self._held.update(dict.fromkeys(accounts, nbytes))
         return None
 
     def give_back(self, keys: tuple[RecordKey, ...]) -> None:
@@ -52,10 +52,12 @@ class Leases:
             residents.leases[key] -= 1
             if residents.leases[key] <= 0:
                 del residents.leases[key]
-                tier, nbytes = self._booked.pop(key)
-                self._held[tier] -= nbytes
+                accounts, nbytes = self._booked.pop(key)
+                self._held -= Counter(dict.fromkeys(accounts, nbytes))
                 if entry := residents.entries.get(key):
                     residents.let_go(entry)
 
-    def _last(self, key: RecordKey) -> Tier:
-        return Tier.DISK if self._residents.on_disk(self._residents.entries[key]) else Tier.HOST
+    def _accounts(self, key: RecordKey) -> tuple[Account, ...]:
+        residents, entry = self._residents, self._residents.entries[key]
+        last = Tier.DISK if residents.on_disk(entry) else Tier.HOST
+        return residents.shelves[last].accounts(entry.namespace)

@@ -85,16 +85,17 @@ class Outcomes:
                 answers.disappoint(key, Reason.DAMAGED)
             elif transfer.source is Place.DISK:
                 answers.deny(answers.evicted, key, Reason.DAMAGED)
+            elif transfer.target is Place.DISK:
+                self._room.demotions[key] = None  # the raw copy is packed anew
         elif transfer.target is Place.HOST:
             answers.not_up(key, Reason.FAILED)
         elif transfer.target is Place.GPU:
             answers.deny(answers.prefetched[Tier.GPU], key, Reason.FAILED)
         elif transfer.target is Place.DISK:
             answers.not_down(key, Reason.FAILED)
-        if transfer.down:
+        if transfer.down and not damaged:
             residents.outgoing.pop(key, None)
-            if not damaged:
-                residents.failed.add(key)  # never tried in a loop
+            residents.failed.add(key)  # never tried in a loop
         residents.let_go(entry)
 
     def dropped(self, key: RecordKey, place: Place) -> None:
@@ -106,6 +107,15 @@ class Outcomes:
             self._answers.grant(*self._answers.deleted.done(key))
         elif self._answers.settled(key, evict=True):
             self._answers.grant(*self._answers.evicted.done(key))
+        if key in self._room.lifts and not entry.host and key not in self._room.promotions:
+            self._not_lifted(key)
+
+    def _not_lifted(self, key: RecordKey) -> None:
+        """See to a block that had to leave the host before there was room for it on the GPU."""
+        if key in self._answers.prefetched[Tier.GPU]:
+            self._room.promotions[key] = []
+        else:
+            del self._room.lifts[key]
 
     def recovered(self, found: ev.Recovered) -> None:
         """Take in a block that an earlier process left on disk."""

@@ -53,6 +53,7 @@ class Relief:
     def _relieve_disk(self, account: Account, need: int) -> None:
         residents = self._residents
         excess = account.excess(need)
+        account.easing = excess > 0
         for entry in victims(residents, Place.DISK, account, excess, self._leased(Place.DISK))[:_MOST]:
             residents.lose(entry, Place.DISK, Reason.NO_TIER)
 
@@ -61,12 +62,16 @@ class Relief:
 
     def _relieve_host(self, account: Account, need: int, below: dict[Account, int]) -> None:
         # Moving down ahead of need costs little; losing ahead of need would cost hits.
-        excess = account.excess(need) if self._has_a_way_down(account) else account.shortfall(need)
-        for place, spared in ((Place.HOST, self._stays_raw), (Place.PACKED, self._stuck)):
-            for entry in victims(self._residents, place, account, excess, spared)[:_MOST]:
+        ahead = self._has_a_way_down(account)
+        excess = account.excess(need) if ahead else account.shortfall(need)
+        account.easing = ahead and excess > 0
+        for place in (Place.HOST, Place.PACKED):
+            stay = self._stay_raw(account) if excess and place is Place.HOST else frozenset[int]()
+            for entry in victims(self._residents, place, account, excess, self._stuck, without=stay)[:_MOST]:
                 if not self._relieve(entry, place, account, need, below):
                     if account.leaving or account.dropping:
                         return
+                    need += self._headroom(entry, place, account)
                     break
                 excess -= entry.raw_bytes
         if account.shortfall(need) and not account.leaving and not account.dropping:
@@ -74,10 +79,20 @@ class Relief:
             for entry in victims(self._residents, Place.HOST, account, short, self._stuck, packing=False)[
                 :_MOST
             ]:
-                if self._goes_to_disk(entry):
-                    self._room.descend(entry, Place.HOST, Place.DISK, below, leaving=True)
+                if not entry.kept(without=(Place.HOST,)) and self._goes_to_disk(entry):
+                    if self._room.descending < self._room.descents:
+                        self._room.descend(entry, Place.HOST, Place.DISK, below, leaving=True)
                     return
                 self._residents.lose(entry, Place.HOST, Reason.NO_TIER)
+
+    def _headroom(self, entry: Entry, place: Place, account: Account) -> int:
+        """Return what others must free so that a block without a disk can be packed above the high mark."""
+        room = self._room
+        if place is not Place.HOST or room.descending >= room.descents:
+            return 0
+        bound = room.packed_need(entry, Place.PACKED)
+        packs = self._packs(entry) and not self._goes_to_disk(entry)
+        return bound if packs and bound <= account.capacity - account.high else 0
 
     def _has_a_way_down(self, account: Account) -> bool:
         residents = self._residents
@@ -86,13 +101,15 @@ class Relief:
             for rules in (residents.rules[namespace] for namespace in account.namespaces)
         )
 
-    def _stays_raw(self, entry: Entry) -> bool:
-        """Tell whether a raw copy stays, because its namespace has packed copies that are to go first."""
-        parts = self._residents.shelves[Tier.HOST].parts
-        raw = parts[Place.HOST][entry.namespace].nbytes
-        packed = parts[Place.PACKED][entry.namespace].nbytes
-        share = self._residents.rules[entry.namespace].policy.host.raw
-        return self._stuck(entry) or (packed > 0 and raw <= share * (raw + packed))
+    def _stay_raw(self, account: Account) -> frozenset[int]:
+        """Return the namespaces whose raw copies stay, because they have packed ones that are to go first."""
+        parts, stay = self._residents.shelves[Tier.HOST].parts, set()
+        for namespace in account.namespaces:
+            raw, packed = parts[Place.HOST][namespace].nbytes, parts[Place.PACKED][namespace].nbytes
+            share = self._residents.rules[namespace].policy.host.raw
+            if packed and raw <= share * (raw + packed):
+                stay.add(namespace)
+        return frozenset(stay)
 
     def _stuck(self, entry: Entry) -> bool:
         """Tell whether a leased block in memory has nowhere to go."""

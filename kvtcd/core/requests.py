@@ -86,29 +86,33 @@ class Requests:
             self._answers.answer(ticket, Reason.NOT_FOUND)
             return
         self._sightings.note(key)
-        entry = self._residents.entries[key]
-        stays = self._stays(entry)
         self._residents.use(key)
+        entry = self._residents.entries[key]
+        if not entry.ready(Place.HOST) and self._too_large(entry):
+            self._answers.answer(ticket, Reason.TOO_LARGE)
+            return
+        stays = self._stays(entry)
         if entry.ready(Place.HOST):
             self._residents.pins[key] += 1
             self._answers.answer(ticket, None)
-        elif self._too_large(entry):
-            self._answers.answer(ticket, Reason.TOO_LARGE)
-            return
         else:
             self._room.promotions.setdefault(key, []).append(ticket)
-        if stays and key not in self._answers.evicted:
-            self._residents.outgoing.pop(key, None)  # it is wanted again: let it stay when its move ends
+        if stays:
+            self._wanted(key)
         if stays and self._policy(entry).promote.to == "gpu" and Tier.GPU in self._residents.shelves:
             self._room.lifts[key] = None
+
+    def _wanted(self, key: RecordKey) -> None:
+        """Let a block that was to leave stay when its move or its reader ends."""
+        self._room.passing.discard(key)
+        if key not in self._answers.evicted:
+            self._residents.outgoing.pop(key, None)
 
     def _stays(self, entry: Entry) -> bool:
         """Count a hit; tell whether the block is wanted often enough to stay raw."""
         least = self._policy(entry).promote.on_hit
         stays: bool = least <= 1 or self._hits.note(entry.key) + 0.5 >= least
-        if stays:
-            self._room.passing.discard(entry.key)
-        elif not entry.host:
+        if not stays and not entry.host:
             self._room.passing.add(entry.key)
         return stays
 
@@ -135,6 +139,7 @@ class Requests:
             self._answers.answer(ticket, Reason.TOO_LARGE)
         else:
             self._answers.prefetched[tier].add(ticket, [key])
+            self._wanted(key)
             if not entry.ready(Place.HOST):
                 self._room.promotions.setdefault(key, [])
             if tier is Tier.GPU:

@@ -69,6 +69,7 @@ class Residents:
     def ungovern(self, namespace: int) -> None:
         """Forget a namespace that has no blocks."""
         self.rules.pop(namespace, None)
+        self._kinds = {kind: kind for kind in self._kinds if kind.namespace != namespace}
         for shelf in self.shelves.values():
             shelf.ungovern(namespace)
 
@@ -163,20 +164,22 @@ class Residents:
         """Reserve `need` bytes in the target and start the move."""
         self._fill(entry, transfer.target, need)
         self.transfers[entry.key] = transfer
-        if transfer.leaving:
-            self._leaves(entry, transfer.source, 1)
+        self._leaves(entry, transfer, 1)
         after = self.lineage.after(entry.key)
         self.actions.append(Move(entry.key, transfer.source, transfer.target, after, lossless))
 
     def end(self, entry: Entry) -> Transfer:
         """Note that the move of a block has ended, either way."""
         transfer = self.transfers.pop(entry.key)
-        if transfer.leaving:
-            self._leaves(entry, transfer.source, -1)
+        self._leaves(entry, transfer, -1)
         return transfer
 
-    def _leaves(self, entry: Entry, place: Place, sign: int) -> None:
-        self.shelves[place.tier].leave(entry.namespace, sign * self._copy(entry, place).nbytes)
+    def _leaves(self, entry: Entry, transfer: Transfer, sign: int) -> None:
+        """Count the bytes of a source that leaves, and with it those of a target in the same tier."""
+        tier = transfer.source.tier
+        for place in (transfer.source, transfer.target) if transfer.leaving else ():
+            if place.tier is tier:
+                self.shelves[tier].leave(entry.namespace, sign * self._copy(entry, place).nbytes)
 
     def drop(self, entry: Entry, place: Place) -> None:
         """Let a copy go that nobody uses."""

@@ -54,8 +54,14 @@ class Room:
 
     def forget(self, key: RecordKey) -> None:
         """Let a block wait for room no more."""
-        for queue in (self.promotions, self.demotions, self.lifts, self.refills):
-            queue.pop(key, None)
+        self.stay_down(key)
+        self.demotions.pop(key, None)
+        self.refills.pop(key, None)
+
+    def stay_down(self, key: RecordKey) -> None:
+        """Let a block come up no more."""
+        self.promotions.pop(key, None)
+        self.lifts.pop(key, None)
         self.passing.discard(key)
 
     def known(self, put: Put) -> bool:
@@ -104,9 +110,9 @@ class Room:
         for key in list(self.lifts):
             entry = self._residents.entries[key]
             need = gpu.footprint(entry.raw_bytes)
-            if entry.gpu or need > gpu.capacity:
+            if need > gpu.capacity or (entry.gpu and entry.gpu.state is not State.DROPPING):
                 del self.lifts[key]
-            elif entry.ready(Place.HOST) and key not in self._residents.transfers:
+            elif not entry.gpu and entry.ready(Place.HOST) and key not in self._residents.transfers:
                 if gpu.tight(entry.namespace, need):
                     return need
                 del self.lifts[key]
@@ -205,10 +211,12 @@ class Room:
                 del self.refills[key]
             elif key not in residents.transfers:
                 need, accounts = host.footprint(entry.disk.nbytes), host.accounts(entry.namespace)
-                if all(account.fits(need) and not account.excess(need) for account in accounts):
+                tight = [account for account in accounts if not account.fits(need) or account.excess(need)]
+                if not tight:
                     del self.refills[key]
                     residents.begin(entry, Transfer(Place.DISK, Place.PACKED, leaving=False), need)
-                return
+                if not tight or host.whole in tight:
+                    return
 
 
 def _waits(shelf: Shelf, namespace: int, need: int, wanted: dict[Account, int]) -> bool:

@@ -40,7 +40,7 @@ class Part:
         """Follow another policy from now on; the coldest stay so. It takes time per copy, if it differs."""
         if self._made_of == (evict, capacity):
             return
-        seats = [*self.order.coldest(), *self.held.values()]
+        seats = [*self.held.values(), *self.order.coldest()]  # those that are held came to their turn first
         for seat in seats:
             self.order.discard(seat)
         self.held.clear()

@@ -22,6 +22,7 @@ def victims(
     spared: Callable[[Entry], bool] = lambda _: False,
     *,
     packing: bool = True,
+    without: frozenset[int] = frozenset(),
 ) -> list[Entry]:
     """Return blocks whose copies in `place` free `excess` bytes of an account, or as many as there are now.
 
@@ -39,11 +40,13 @@ def victims(
         excess: bytes.
         spared: blocks that may not be chosen.
         packing: raw copies that can be packed in place will be.
+        without: namespaces that lose nothing now.
     """
     if excess <= 0:
         return []
     chosen: list[Entry] = []
-    for entry in _Search(residents, place, account, spared, packing=packing):
+    namespaces = account.namespaces - without
+    for entry in _Search(residents, place, account, namespaces, spared, packing=packing):
         chosen.append(entry)
         excess -= entry.copies[place].nbytes
         if excess <= 0:
@@ -57,6 +60,7 @@ class _Search:
         residents: Residents,
         place: Place,
         account: Account,
+        namespaces: set[int],
         spared: Callable[[Entry], bool],
         *,
         packing: bool,
@@ -65,7 +69,7 @@ class _Search:
         self._packing = packing and place is Place.HOST
         self._leaving = account.leaving + account.dropping > 0
         parts = residents.shelves[place.tier].parts[place]
-        named = (parts.get(namespace) for namespace in account.namespaces)
+        named = (parts.get(namespace) for namespace in namespaces)
         self._parts = [part for part in named if part is not None and part.blocks]
         self._gone: dict[RecordKey, int] = {}
         """How many copies that continue a block are among those found."""

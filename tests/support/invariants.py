@@ -37,7 +37,9 @@ def check(catalog: Catalog) -> None:
             assert entry.copies[transfer.target].state is State.FILLING
             descending += transfer.down
             if transfer.leaving:
-                leaving[transfer.source.tier, entry.namespace] += entry.copies[transfer.source].nbytes
+                for place in (transfer.source, transfer.target):
+                    if place.tier is transfer.source.tier:
+                        leaving[place.tier, entry.namespace] += entry.copies[place].nbytes
         if entry.ready(Place.GPU) and not transfer:
             assert entry.kept(), "1: a copy on a GPU goes with the last other one"
         if room.promotions.get(key):
@@ -109,10 +111,12 @@ def checked_victims(
     spared: Callable[[Entry], bool] = lambda _: False,
     *,
     packing: bool = True,
+    without: frozenset[int] = frozenset(),
 ) -> list[Entry]:
     """Return what `victims` does, once it is clear that it may: for use in its place."""
-    chosen = victims(residents, place, account, excess, spared, packing=packing)
-    booked = [entry for entry in residents.entries.values() if entry.namespace in account.namespaces]
+    chosen = victims(residents, place, account, excess, spared, packing=packing, without=without)
+    named = account.namespaces - without
+    booked = [entry for entry in residents.entries.values() if entry.namespace in named]
     ready = {entry for entry in booked if entry.ready(place)}
     idle = {entry for entry in ready if not (_in_use(residents, entry, place) or spared(entry))}
     assert len(set(chosen)) == len(chosen)
