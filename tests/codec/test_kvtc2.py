@@ -111,16 +111,21 @@ def exact():
     return EXACT.profile()[0]
 
 
-def test_the_estimated_error_is_the_weighted_error(exact):
+@pytest.mark.parametrize("uncoded", [None, 1])
+def test_the_estimated_error_is_the_weighted_error(exact, uncoded):
     """The coder sees coefficients and a sketch of the rest; here the error is counted in full.
 
     Classes are all the middle one, so no token counts more than another.
     """
     tokens = 200
     unbiased = {
-        name: dataclasses.replace(own, tokens=torch.zeros_like(own.tokens), level=torch.zeros(1))
+        name: dataclasses.replace(
+            own, tokens=torch.zeros_like(own.tokens), level=torch.zeros(1), spread=own.spread.clone()
+        )
         for name, own in exact.weighted.items()
     }
+    if uncoded is not None:
+        unbiased["k"].spread[uncoded] = 0.0  # as if it had never varied
     profile = build(exact.origin, exact.streams, unbiased)[0]
     raw = EXACT.block(tokens, seed=21, first_token=64)
     for step in (0.25, 1.0, 4.0):
