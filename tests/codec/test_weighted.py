@@ -141,3 +141,13 @@ def test_a_weighted_basis_survives_its_file(made, tmp_path):
         for field in dataclasses.fields(own):
             if field.init:
                 assert torch.equal(getattr(own, field.name), getattr(made[0].weighted[name], field.name))
+
+
+def test_a_trimmed_basis_ends_with_the_last_component_that_is_coded(made):
+    own = made[0].weighted["k"]
+    spread = own.spread.clone()
+    spread[5:] = 1.0
+    spread[9] = 5.0
+    trimmed = dataclasses.replace(own, spread=spread).trimmed(step=10.0)
+    assert (len(trimmed.basis), len(trimmed.spread)) == (10, 10)
+    assert torch.equal(trimmed.basis, own.basis[:10])
