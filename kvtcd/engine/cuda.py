@@ -1,4 +1,4 @@
-"""A stream of a CUDA device: calls launch work in order, events are those of the device.
+"""Streams of a CUDA device: calls launch work in order, events are those of the device. And what runs there.
 
 A thread launches, so that the event loop never touches CUDA: first launches, allocations and the end of
 events can block. Another thread, the reaper, sleeps until the device has come to the end of a call; nobody
@@ -16,14 +16,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from kvtcd.engine.streams import Watch
+from kvtcd.engine.lanes import Lane, on_threads
+from kvtcd.engine.streams import Stage, Stages, Watch
 
 T = TypeVar("T")
 U = TypeVar("U")
+URGENT = -1
+"""Priority of what someone waits for, above the way down."""
 
 
 class _Launched(NamedTuple, Generic[T]):
@@ -120,3 +124,30 @@ class CudaStream:
         if not event.launched.done():
             event.launched.set_exception(error)
         event.set_exception(error)
+
+
+def copies_on_cuda(device: torch.device) -> Stages:
+    """Return the stages of a host whose GPU holds blocks and packs none."""
+    return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT)))
+
+
+def on_cuda(device: torch.device) -> Stages:
+    """Return the stages of a host whose GPU does the work of the codec.
+
+    A stage that launches runs on a stream of its own. One that reads what the device writes into host memory
+    runs on a thread, which waits for the device; behind a stream it would find bytes that are still on their
+    way. `deflate` need not: `analyze` itself has waited for its symbols.
+    """
+    check, scatter, gather, seal = (Lane(name) for name in ("check", "scatter", "gather", "seal"))
+    return Stages(
+        read=Stage("read", Lane("read")),
+        check=Stage("check", check),
+        inflate=Stage("inflate", CudaStream("inflate", device, URGENT)),
+        synthesize=Stage("synthesize", CudaStream("synthesize", device, URGENT)),
+        scatter=Stage("scatter", scatter),
+        gather=Stage("gather", gather),
+        analyze=Stage("analyze", CudaStream("analyze", device)),
+        deflate=Stage("deflate", CudaStream("deflate", device)),
+        seal=Stage("seal", seal),
+        copy=Stage("copy", CudaStream("copy", device, URGENT)),
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import fake_cuda
 
-from kvtcd.engine.cuda import CudaStream
+from kvtcd.engine.cuda import CudaStream, copies_on_cuda, on_cuda
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.streams import came, occurred
 
@@ -83,6 +83,22 @@ async def test_a_device_and_a_thread_wait_for_each_other(monkeypatch) -> None:
         await each.close()
 
     assert (copied.result(), log) == (3, ["device", "thread"])
+
+
+async def test_what_launches_has_a_stream_and_what_reads_its_results_a_thread(monkeypatch) -> None:
+    fake_cuda.install(monkeypatch)
+    coding, copying = on_cuda(DEVICE), copies_on_cuda(DEVICE)
+    kinds = {
+        what: {stream.name for stream in stages.streams() if isinstance(stream, CudaStream)}
+        for what, stages in (("coding", coding), ("copying", copying))
+    }
+    names = [stream.name for stream in coding.streams()]
+    for stream in (*coding.streams(), *copying.streams()):
+        await stream.close()
+
+    assert kinds["coding"] == {"inflate", "synthesize", "analyze", "deflate", "copy"}
+    assert kinds["copying"] == {"copy"}
+    assert len(set(names)) == len(names) == 10
 
 
 @pytest.mark.gpu

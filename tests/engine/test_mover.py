@@ -1,4 +1,7 @@
-"""Moves of several blocks at once: their stages overlap, and each block keeps its own fate and bytes."""
+"""Moves of several blocks at once: their stages overlap, and each block keeps its own fate and bytes.
+
+On threads, on a stand-in for CUDA, and on CUDA itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 import threading
 
 import pytest
+from support import fake_cuda
 from support.invariants import check
+from support.pipelines import KINDS
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
 
 from kvtcd.core.errors import NotFound
@@ -15,9 +20,15 @@ from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
 from kvtcd.tiers.disk import Put
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.parametrize("kind", KINDS)]
 TENANT, BLOCKS = "uid:1", 6
 KEYS = [EngineKey(bytes([number]) * 32) for number in range(BLOCKS)]
+
+
+@pytest.fixture(autouse=True)
+def _device(kind, monkeypatch) -> None:
+    if kind == "stand-in":
+        fake_cuda.install(monkeypatch)
 
 
 def soon() -> float:
@@ -58,8 +69,8 @@ class Meetings:
             barrier.wait()
 
 
-async def test_a_block_is_read_while_the_one_before_it_is_unpacked(tmp_path) -> None:
-    async with toy_service(tmp_path) as toy:
+async def test_a_block_is_read_while_the_one_before_it_is_unpacked(tmp_path, kind) -> None:
+    async with toy_service(tmp_path, kind=kind) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for number, key in enumerate(KEYS):
             await store(toy.service, ns, key=key, data=block(number))
@@ -83,8 +94,8 @@ async def test_a_block_is_read_while_the_one_before_it_is_unpacked(tmp_path) -> 
     assert bodies == [block(number) for number in range(BLOCKS)]
 
 
-async def test_a_block_is_transformed_while_the_one_before_it_is_deflated(tmp_path) -> None:
-    async with toy_service(tmp_path) as toy:
+async def test_a_block_is_transformed_while_the_one_before_it_is_deflated(tmp_path, kind) -> None:
+    async with toy_service(tmp_path, kind=kind) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         meetings, codec = Meetings(BLOCKS), toy.codecs[0]
         analyze, encode = codec.analyze, codec.encode
@@ -108,8 +119,8 @@ async def test_a_block_is_transformed_while_the_one_before_it_is_deflated(tmp_pa
     assert bodies == [block(number) for number in range(BLOCKS)]
 
 
-async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path) -> None:
-    async with toy_service(tmp_path) as toy:
+async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path, kind) -> None:
+    async with toy_service(tmp_path, kind=kind) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for number, key in enumerate(KEYS):
             await store(toy.service, ns, key=key, data=block(number))
@@ -134,9 +145,9 @@ async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path) ->
     assert tiers == [None if number in damaged else Tier.HOST for number in range(BLOCKS)]
 
 
-async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path) -> None:
+async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path, kind) -> None:
     half = BLOCK_TOKENS // 2
-    async with toy_service(tmp_path, host=3 * BLOCK_BYTES) as toy:
+    async with toy_service(tmp_path, host=3 * BLOCK_BYTES, kind=kind) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         small = [EngineKey(bytes([100 + number]) * 32) for number in range(6)]
         for number, key in enumerate(small):  # fill the host with halves, then free every other one
@@ -157,8 +168,8 @@ async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path) 
     assert rest == [block(number, half) for number in range(6)]
 
 
-async def test_the_time_of_every_stage_is_counted(tmp_path) -> None:
-    async with toy_service(tmp_path) as toy:
+async def test_the_time_of_every_stage_is_counted(tmp_path, kind) -> None:
+    async with toy_service(tmp_path, kind=kind) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, key=KEYS[0], data=block(0))
         await toy.service.blocks.demote(ns, KEYS[:1], b"", soon())

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
+from support import fake_cuda
 
-from kvtcd.engine.cuda import CudaStream
-from kvtcd.engine.lanes import Lane
+from kvtcd.engine.cuda import CudaStream, on_cuda
+from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from kvtcd.engine.streams import Stream
+    from kvtcd.engine.streams import Stages, Stream
 
 KINDS = ["threads", "stand-in", pytest.param("cuda", marks=pytest.mark.gpu)]
 """Threads; CUDA streams on a stand-in for the device (`support.fake_cuda`), and on a real one."""
@@ -26,6 +29,23 @@ KINDS = ["threads", "stand-in", pytest.param("cuda", marks=pytest.mark.gpu)]
 def stream(kind: str, name: str) -> Stream:
     """Make a stream."""
     return Lane(name) if kind == "threads" else CudaStream(name, torch.device("cuda"))
+
+
+def engine_stages(kind: str) -> Stages:
+    """Make the stages of an engine."""
+    return on_threads() if kind == "threads" else on_cuda(torch.device("cuda"))
+
+
+def write(kind: str, data: np.ndarray, out: np.ndarray) -> None:
+    """Have bytes written to host memory by whatever works behind a stream of this kind: at once, or later."""
+    if kind == "threads":
+        np.copyto(out, data)
+    elif kind == "stand-in":
+        fake_cuda.launch(lambda: (time.sleep(0.005), np.copyto(out, data)))
+    else:
+        there = torch.from_numpy(data).cuda()
+        torch.cuda._sleep(10_000_000)
+        torch.from_numpy(out).copy_(there, non_blocking=True)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from support.pipelines import engine_stages, write
 
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core import blob as blobs
@@ -23,7 +24,7 @@ from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 from kvtcd.engine.driver import Driver
-from kvtcd.engine.lanes import Lane, on_threads
+from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
@@ -73,17 +74,21 @@ class _Analyzed:
 
 @dataclass(frozen=True)
 class _Inflated:
-    data: bytes
+    data: bytearray
+    kind: str
 
     def synthesize(self, out) -> None:
         if len(self.data) != len(out):
             raise BadField("blob", "another length")
-        np.copyto(out, np.frombuffer(self.data, np.uint8))
+        write(self.kind, np.frombuffer(self.data, np.uint8), out)
 
 
 @dataclass
 class ToyCodec:
-    """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break."""
+    """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break.
+
+    `kind`, as in `support.pipelines`, says who writes the blocks.
+    """
 
     identity: Identity
     name: str = "toy"
@@ -91,6 +96,7 @@ class ToyCodec:
     afters: dict[bytes, int] = field(default_factory=dict)
     fail: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
+    kind: str = "threads"
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -100,7 +106,8 @@ class ToyCodec:
         return _Analyzed(lambda: self.encode(body, tokens=tokens, first_token=first_token, after=after))
 
     def inflate(self, blob, scratch) -> _Inflated:  # noqa: ARG002 - as in `Codec`
-        return _Inflated(zlib.decompressobj().decompress(blob.payload(blob.sections[0])))
+        data = zlib.decompressobj().decompress(blob.payload(blob.sections[0]))
+        return _Inflated(bytearray(data), self.kind)
 
     def encode(self, body, *, tokens, first_token, after) -> ToyPacked:
         self.gate.wait(10)
@@ -133,15 +140,19 @@ async def toy_service(
     policy: Policy | None = None,
     close_s: float = 10,
     record: Path | None = None,
+    kind: str = "threads",
 ) -> AsyncIterator[ToyService]:
-    """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there."""
+    """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there.
+
+    Blocks move on stages of a kind, as in `support.pipelines`.
+    """
     state = await asyncio.to_thread(StateDirectory, path)
     master = await asyncio.to_thread(state.master_key)
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
     sightings = Sightings(width=1 << 10)
     tiers = shelves(policy, sightings, host=memory.capacity, disk=disk, granule=GRANULE)
-    stages, lane = on_threads(), Lane("profiles")
+    stages, lane = engine_stages(kind), Lane("profiles")
     catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096), sightings)
     mover = Mover(
         memory=memory,
@@ -157,7 +168,7 @@ async def toy_service(
     def codec(identity, choice) -> ToyCodec:
         if choice.name == "lossless":
             return ToyCodec(identity, name="hurry")
-        codecs.append(ToyCodec(identity))
+        codecs.append(ToyCodec(identity, kind=kind))
         return codecs[-1]
 
     tenancy = Tenancy(
