@@ -16,9 +16,10 @@ from sdnotify import SystemdNotifier
 
 from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
-from kvtcd.codec import choose
+from kvtcd.codec import choose, nvcomp
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import ConfigError
@@ -27,6 +28,7 @@ from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
+from kvtcd.engine.cuda import copies_on_cuda, on_cuda
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -39,13 +41,14 @@ from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
+from kvtcd.tiers.pinning import Pinned, pin
 from kvtcd.tiers.state import StateDirectory
 
 _log = logging.getLogger(__name__)
 DRAIN_SHARE, FLUSH_SHARE = 0.3, 0.5
+"""Shares of ``daemon.stop_seconds`` for ending requests, and then for writing what only the host has."""
 AUTO_GPU = 50
 """The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
-"""Shares of ``daemon.stop_seconds`` for ending requests, and then for writing what only the host has."""
 
 
 @asynccontextmanager
@@ -64,7 +67,7 @@ async def service(config: Config, record: Path | None = None) -> AsyncIterator[S
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
-        built, tags = await asyncio.to_thread(_assemble, config, state, record)
+        built, tags, pinned = await asyncio.to_thread(_assemble, config, state, record)
         try:
             for tag in await built.recover(tags):
                 _log.warning("tenant %s belongs to another master key and is removed", tag)
@@ -73,12 +76,16 @@ async def service(config: Config, record: Path | None = None) -> AsyncIterator[S
             yield built
         finally:
             await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * FLUSH_SHARE)
+            if pinned:
+                await asyncio.to_thread(pinned.close)
     finally:
         await asyncio.to_thread(state.close)
 
 
-def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tuple[Service, list[str]]:
-    """Put the rooms together; return the service and the tenants found on disk."""
+def _assemble(
+    config: Config, state: StateDirectory, record: Path | None
+) -> tuple[Service, list[str], Pinned | None]:
+    """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
     policies = load_policies(config.policies)
     try:
         memory = HostMemory(config.host.capacity)
@@ -86,9 +93,15 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
         size = show_bytes(config.host.capacity)
         raise ConfigError("config.toml", "host.capacity", f"{size} cannot be had: {error}") from None
     metrics, registry = Metrics(), Registry()
-    stages, lane = on_threads(), Lane("profiles")
+    lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
-    device = _device_memory(config)
+    device, accelerator = _device_memory(config), _accelerator(config)
+    if accelerator:
+        stages = on_cuda(accelerator.device)
+    else:
+        stages = copies_on_cuda(device.device) if device else on_threads()
+    pinned = pin(memory.slab) if device or accelerator else None
+    metrics.pinned.set(pinned is not None)
     tiers = shelves(
         policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,
         disk=config.disk.capacity, granule=GRANULE, tenants=config.tenants.share(),
@@ -107,7 +120,7 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
     profiles = ProfileFolder(config.codec.profiles)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
-        return choose.codec_for(identity, choice, profiles)
+        return choose.codec_for(identity, choice, profiles, accelerator)
 
     def open_environment(tag: str) -> Environment:
         return Environment(state.tenant(tag), quota=config.disk.capacity)
@@ -123,7 +136,7 @@ def _assemble(config: Config, state: StateDirectory, record: Path | None) -> tup
     service = Service(
         driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
     )
-    return service, list(state.tenants())
+    return service, list(state.tenants()), pinned
 
 
 def _device_memory(config: Config) -> DeviceMemory | None:
@@ -131,11 +144,7 @@ def _device_memory(config: Config) -> DeviceMemory | None:
     gpu = config.gpu
     if gpu.capacity == 0 or (gpu.capacity == "auto" and not torch.cuda.is_available()):
         return None
-    if gpu.device >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise ConfigError("config.toml", "gpu.device", f"there is no device {gpu.device}; CUDA finds {found}")
-    device = torch.device("cuda", gpu.device)
-    capacity = gpu.capacity
+    device, capacity = _cuda(config, "gpu.capacity"), gpu.capacity
     if capacity == "auto":
         capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
     try:
@@ -144,6 +153,24 @@ def _device_memory(config: Config) -> DeviceMemory | None:
         raise ConfigError(
             "config.toml", "gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}"
         ) from None
+
+
+def _accelerator(config: Config) -> Accelerator | None:
+    """Return what packs and unpacks, None for the CPU."""
+    where = config.codec.device
+    if where == "cpu" or (where == "auto" and not torch.cuda.is_available()):
+        return None
+    device = _cuda(config, "codec.device")
+    return Accelerator(device, nvcomp.load(device))
+
+
+def _cuda(config: Config, field: str) -> torch.device:
+    """Return the CUDA device that a field asks for."""
+    number, found = config.gpu.device, torch.cuda.device_count()
+    if number >= found:
+        why = f"asks for the CUDA device {number} (gpu.device), and CUDA finds {found} of them"
+        raise ConfigError("config.toml", field, why)
+    return torch.device("cuda", number)
 
 
 class _Reload:

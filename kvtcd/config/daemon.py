@@ -30,7 +30,7 @@ class Host(Table):
 
 
 class Gpu(Table):
-    """The GPU tier: raw blocks on a CUDA device, on top of those on the host."""
+    """The GPU tier: raw blocks on a CUDA device, on top of those on the host; and which device that is."""
 
     capacity: Size | Literal["auto"] = "auto"
     """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
@@ -55,11 +55,13 @@ class Tenants(Table):
 
 
 class Codec(Table):
-    """Where profiles lie, and how many threads pack and unpack."""
+    """Where profiles lie, and what packs and unpacks."""
 
     profiles: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd/profiles")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the products run; ``auto``: on the device of `Gpu` where there is one. Blobs are the same."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
-    """Threads of one matrix product; 0: half of the cores."""
+    """Threads of one matrix product on the CPU; 0: half of the cores."""
 
 
 class Limits(Table):

@@ -26,12 +26,16 @@ class DeviceMemory:
         capacity: bytes; rounded down to whole granules.
         device: where; ``cpu`` serves for tests.
 
+    Attributes:
+        capacity, device: as given.
+
     Raises:
         torch.OutOfMemoryError: the device has less.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity // GRANULE * GRANULE
+        self.device = device
         self._arena = Arena(self.capacity, GRANULE)
         self._slab = torch.empty(self.capacity, dtype=torch.uint8, device=device)
         self._blocks: dict[RecordKey, tuple[Extent, ...]] = {}

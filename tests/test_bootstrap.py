@@ -1,0 +1,189 @@
+"""What of a daemon depends on the machine: where it packs, what it pins, what it refuses.
+
+A whole one runs on the CPU with stand-ins for all of CUDA, and on CUDA where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import numpy as np
+import pytest
+import torch
+from support import fake_cuda, fake_cudart, fake_nvcomp
+from support.codec_world import World, kv
+
+from kvtcd import bootstrap
+from kvtcd.codec import nvcomp
+from kvtcd.codec.profile import store
+from kvtcd.codec.staged import StagedEncoder
+from kvtcd.config import Config
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import BlockHead
+from kvtcd.engine.cuda import CudaStream
+
+WORLD = World(kv())
+TENANT, TOKENS, BLOCKS = "uid:1", 32, 4
+POLICY = """
+[codec]
+name = "{name}"
+ratio = 8
+window = 0
+[promote]
+to = "{to}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _process():
+    """What a daemon sets for its whole process."""
+    mask, threads = os.umask(0o077), torch.get_num_threads()
+    yield
+    os.umask(mask)
+    torch.set_num_threads(threads)
+
+
+def configuration(folder, *, device="auto", gpu="auto", name="lossless", to="host") -> Config:
+    (folder / "profiles").mkdir(exist_ok=True)
+    policy = folder / "policy.toml"
+    text = POLICY.format(name=name, to=to)
+    policy.write_text(text.replace("ratio = 8\nwindow = 0\n", "") if name == "lossless" else text)
+    return Config.model_validate(
+        {
+            "daemon": {"state": folder / "state", "socket": folder / "socket", "stop_seconds": 20.0},
+            "host": {"capacity": 4 << 20},
+            "gpu": {"capacity": gpu},
+            "disk": {"capacity": 64 << 20},
+            "codec": {"device": device, "profiles": folder / "profiles", "threads": 1},
+            "policies": [policy],
+        }
+    )
+
+
+def gauge(service, name: str) -> float:
+    lines = service.metrics_text().decode().splitlines()
+    return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+
+@pytest.fixture
+def twin(monkeypatch) -> fake_cudart.FakeRuntime:
+    """One CUDA device, which is the CPU."""
+    fake_cuda.install(monkeypatch)
+    fake_nvcomp.install(monkeypatch)
+    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(bootstrap, "_cuda", lambda _config, _field: torch.device("cpu"))
+    return fake_cudart.install(monkeypatch)
+
+
+async def there_and_back(service) -> list[bool]:
+    """Store blocks, drop them to the disk, fetch them; tell which came back as they were."""
+    deadline = asyncio.get_running_loop().time() + 30
+    namespace = await service.register(TENANT, "n", WORLD.identity)
+    bodies = {
+        EngineKey(bytes([n]) * 32): WORLD.block(TOKENS, seed=n, first_token=64).numpy().tobytes()
+        for n in range(BLOCKS)
+    }
+    for key, body in bodies.items():
+        async with service.blocks.batch(namespace, b"", deadline, durable=False) as batch:
+            slot = await batch.reserve(BlockHead(key, TOKENS, first_token=64), len(body))
+            slot.write(memoryview(body))
+            await batch.commit()
+    await service.blocks.demote(namespace, list(bodies), b"", deadline)
+    same = []
+    for key, body in bodies.items():
+        async with service.blocks.read(namespace, key, b"", deadline) as lease:
+            got = b"".join(bytes(piece) for piece in lease.pieces())
+        if namespace.codec.name == "lossless":
+            same.append(got == body)
+        else:
+            got, want = (
+                WORLD.values(torch.from_numpy(np.frombuffer(data, np.uint8).copy()), TOKENS)["v"]
+                for data in (got, body)
+            )
+            same.append(float((got - want).norm() / want.norm()) < 0.1)
+    return same
+
+
+@pytest.mark.asyncio
+async def test_without_cuda_everything_is_on_threads_and_nothing_is_pinned(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    runtime = fake_cudart.install(monkeypatch, RuntimeError("must not be asked"))
+    async with bootstrap.service(configuration(tmp_path)) as service:
+        streams = [lane for lane in service._lanes if isinstance(lane, CudaStream)]
+        same, pinned = await there_and_back(service), gauge(service, "kvtcd_host_pinned")
+
+    assert (same, pinned, streams, runtime.threads) == ([True] * BLOCKS, 0, [], set())
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["lossless", "kvtc", "kvtc2"])
+async def test_a_whole_daemon_on_the_twin_of_a_gpu(tmp_path, twin, name) -> None:
+    config = configuration(tmp_path, gpu=1 << 20, name=name)
+    await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
+    async with bootstrap.service(config) as service:
+        held, pinned = dict(twin.registered), gauge(service, "kvtcd_host_pinned")
+        same = await there_and_back(service)
+        codec = service.namespace(TENANT, "n").codec
+        used = [(made.encodes, made.decodes) for made in fake_nvcomp.Codec.made[1:]]
+
+    assert same == [True] * BLOCKS
+    assert (pinned, list(held.values()), twin.registered) == (1, [4 << 20], {})
+    assert isinstance(codec.encoder, StagedEncoder)
+    assert sorted(used) == [(0, BLOCKS), (BLOCKS, 0)], "one codec each way, on the stream of its stage"
+
+
+@pytest.mark.asyncio
+async def test_where_pinning_fails_the_daemon_goes_on(tmp_path, twin, caplog) -> None:
+    twin.answer = fake_cudart.OUT_OF_MEMORY
+    with caplog.at_level(logging.WARNING):
+        async with bootstrap.service(configuration(tmp_path, gpu=1 << 20)) as service:
+            same, pinned = await there_and_back(service), gauge(service, "kvtcd_host_pinned")
+
+    assert (same, pinned) == ([True] * BLOCKS, 0)
+    assert len([record for record in caplog.records if "LimitMEMLOCK" in record.getMessage()]) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+async def test_a_gpu_that_only_holds_blocks_packs_none(tmp_path) -> None:
+    config = configuration(tmp_path, device="cpu", gpu=1 << 20)
+    async with bootstrap.service(config) as service:
+        streams = [lane.name for lane in service._lanes if isinstance(lane, CudaStream)]
+        same, pinned = await there_and_back(service), gauge(service, "kvtcd_host_pinned")
+        codec = service.namespace(TENANT, "n").codec
+
+    assert (same, pinned, streams) == ([True] * BLOCKS, 1, ["copy"])
+    assert not isinstance(codec.encoder, StagedEncoder)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("asked", "field"), [({"device": "cuda", "gpu": 0}, "codec.device"), ({"gpu": 1 << 20}, "gpu.capacity")]
+)
+async def test_a_device_that_is_not_there_is_refused_by_its_field(
+    tmp_path, monkeypatch, asked, field
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError) as error:
+        async with bootstrap.service(configuration(tmp_path, **asked)):
+            pass
+
+    assert error.value.field == field
+    assert "CUDA finds 0" in str(error.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["lossless", "kvtc", "kvtc2"])
+async def test_a_whole_daemon_on_a_gpu(tmp_path, name, monkeypatch) -> None:
+    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
+    config = configuration(tmp_path, gpu=1 << 20, name=name)
+    await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
+    async with bootstrap.service(config) as service:
+        same = await there_and_back(service)
+
+    assert same == [True] * BLOCKS
