@@ -223,6 +223,24 @@ def bench_overlap(
     lab.command(groups=groups or [8], disk_ms=disk_ms, trace=trace, json=json)
 
 
+@benches.command("index")
+def bench_index(
+    *,
+    blocks: Annotated[
+        list[int] | None,
+        typer.Option(min=1000, help="Sizes, several allowed; default: 1000, 10000 and 100000."),
+    ] = None,
+    json: JsonOption = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the figures into this file (PNG, SVG or PDF).")
+    ] = None,
+) -> None:
+    """Show what blocks cost: memory, time to match, time to start. A million take 8 GB of disk."""
+    from kvtcd.lab import bench_index as lab  # noqa: PLC0415 - torch
+
+    lab.command(sizes=blocks or [1000, 10_000, 100_000], json=json, plot=plot)
+
+
 def main() -> None:
     """Run the command line; an error of ours is one line on stderr."""
     # Before torch loads OpenMP: threads that wait for each other sleep instead of spinning. On cores shared

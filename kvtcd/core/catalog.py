@@ -169,8 +169,9 @@ class Catalog:
                 self._outcomes.move_failed(key, damaged=damaged)
             case ev.Dropped(key, place):
                 self._outcomes.dropped(key, place)
-            case ev.Recovered():
-                self._outcomes.recovered(event)
+            case ev.Recovered(found):
+                for copy in found:
+                    self._outcomes.recovered(copy)
             case ev.Tick():
                 for key in residents.part(SWEEP):
                     self._answers.expire(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
@@ -201,8 +202,7 @@ class Dropped:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Found(NamedTuple):
     """A copy found on disk at start; `ttl` is what is left of its time, in seconds."""
 
     key: RecordKey
@@ -213,6 +213,13 @@ class Recovered:
     parent: RecordKey | None
     position: int = 0
     ttl: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """These lie on disk from an earlier time: the oldest first, many at once."""
+
+    found: tuple[Found, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class Outcomes:
         else:
             del self._room.lifts[key]
 
-    def recovered(self, found: ev.Recovered) -> None:
+    def recovered(self, found: ev.Found) -> None:
         """Take in a block that an earlier process left on disk."""
         kind = Kind(found.namespace, found.tokens, found.raw_bytes)
         expires = None if found.ttl is None else self._residents.now + found.ttl

@@ -50,6 +50,8 @@ class Sightings:
 
     def count(self, key: RecordKey) -> float:
         """Return how often a key was seen, older sights counting less."""
+        if self._fades is None:
+            return 0.0  # nothing was seen yet
         self._fade()
         return self._least(self._cells(key)) / _UNIT
 

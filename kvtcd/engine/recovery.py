@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Mapping
 
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt
-from kvtcd.core.events import Reason, Recovered
+from kvtcd.core.events import Found, Reason
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
@@ -22,9 +23,13 @@ def mend(environment: Environment) -> dict[str, bytes]:
     return environment.namespaces()
 
 
+_ROW = struct.Struct(">QQIIQQQ32s32s")
+_NO_PARENT, _NEVER = bytes(32), (1 << 64) - 1
+
+
 def scan(
     environment: Environment, keys: TenantKeys, known: Mapping[bytes, Namespace], metrics: Metrics
-) -> tuple[list[Recovered], list[RecordKey]]:
+) -> tuple[list[bytes], list[RecordKey]]:
     """Read the envelopes of all records.
 
     Args:
@@ -34,11 +39,12 @@ def scan(
         metrics: told of what is refused.
 
     Returns:
-        what is to be taken in, the oldest first, and the keys of what fails its MAC, has expired, or belongs
-        to no namespace.
+        what is to be taken in, the oldest first, as rows for `found`: bytes take a fifth of the memory of
+        what they say, and leave no hole in it when they go; and the keys of what fails its MAC, has expired,
+        or belongs to no namespace.
     """
     now = time.time_ns() // 1_000_000
-    found, refused = [], []
+    rows, refused = [], []
     for stored in environment.scan():
         key = RecordKey(stored.key)
         try:
@@ -57,13 +63,24 @@ def scan(
             metrics.lost.labels(Reason.EXPIRED).inc()
             refused.append(key)
             continue
-        event = Recovered(
-            key, namespace.number, envelope.tokens, envelope.raw_bytes, stored.footprint,
-            envelope.parent, envelope.first_token or 0, left,
+        rows.append(
+            _ROW.pack(
+                envelope.created, envelope.raw_bytes, namespace.number, envelope.tokens, stored.footprint,
+                envelope.first_token or 0, _NEVER if left is None else left, key,
+                envelope.parent or _NO_PARENT,
+            )
         )  # fmt: skip
-        found.append((envelope.created, event))
-    found.sort(key=lambda pair: pair[0])  # for the order of use, which is not kept
-    return [event for _, event in found], refused
+    rows.sort()  # by creation, for the order of use, which is not kept
+    return rows, refused
+
+
+def found(row: bytes) -> Found:
+    """Return what a row of `scan` says."""
+    _, raw_bytes, namespace, tokens, nbytes, first, left, key, parent = _ROW.unpack(row)
+    return Found(
+        RecordKey(key), namespace, tokens, raw_bytes, nbytes,
+        None if parent == _NO_PARENT else RecordKey(parent), first, None if left == _NEVER else left,
+    )  # fmt: skip
 
 
 def belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:

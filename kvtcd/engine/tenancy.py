@@ -23,6 +23,8 @@ from kvtcd.engine.ports import Codec, CodecFactory, Environment
 from kvtcd.engine.writer import Writer
 
 _log = logging.getLogger(__name__)
+TAKEN_IN = 500
+"""Records that the index takes in before others have a turn."""
 
 
 class Tenancy:
@@ -108,16 +110,16 @@ class Tenancy:
         """Rebuild the index from envelopes alone; what fails its MAC or belongs nowhere is dropped."""
         assert tenant.writer is not None, "only tenants with an environment are recovered"
         known = {ns.digest: ns for ns in tenant.namespaces.values()}
-        found, refused = await tenant.writer.exclusive(
+        rows, refused = await tenant.writer.exclusive(
             lambda environment: recovery.scan(environment, tenant.keys, known, self._metrics)
         )
         for key in refused:
             with suppress(StoreFailed):  # logged by the writer; the record is refused again at the next start
                 await tenant.writer.drop(key)
-        for number, event in enumerate(found):
-            self._driver.tell(event)
-            if number % 1000 == 0:
-                await asyncio.sleep(0)
+        for start in range(0, len(rows), TAKEN_IN):
+            part = rows[start : start + TAKEN_IN]
+            self._driver.tell(ev.Recovered(tuple(map(recovery.found, part))))
+            await asyncio.sleep(0)
 
     async def register(self, tenant: str, name: str, identity: Identity) -> Namespace:
         """Register a namespace, durably; registering it again is no error.

@@ -37,6 +37,7 @@ from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
 from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.core.place import Place
 from kvtcd.core.policy import CodecChoice, Policy
+from kvtcd.engine.cuda import on_cuda
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Outcome
@@ -49,6 +50,7 @@ from kvtcd.lab.figures import write_json
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.disk.records import Take, fresh
 from kvtcd.tiers.memory import GRANULE, HostMemory
+from kvtcd.tiers.pinning import pin
 
 ALLOWED = 1.15
 """Times the slowest stage, on top of fill and drain."""
@@ -145,7 +147,14 @@ def sample() -> Bytes:
 
 
 async def measure(
-    folder: Path, *, identity: Identity, codec: Codec, raw: Bytes, groups: int, delay: float
+    folder: Path,
+    *,
+    identity: Identity,
+    codec: Codec,
+    raw: Bytes,
+    groups: int,
+    delay: float,
+    device: torch.device | None = None,
 ) -> Result:
     """Send copies of a block down and up, one after the other and all at once.
 
@@ -156,10 +165,12 @@ async def measure(
         raw: the block.
         groups: copies.
         delay: seconds that every record makes the disk wait.
+        device: where the codec works; None: on threads of the CPU.
     """
     spans: list[Span] = []
-    stages, lane = on_threads(), Lane("disk")
+    stages, lane = on_cuda(device) if device else on_threads(), Lane("disk")
     memory = HostMemory(groups * (raw.size + GRANULE))
+    pinned = pin(memory.slab) if device else None
     writer = Writer(await lane.run(SlowDisk, folder / "tenant", delay), lane)
     tenant = Tenant(TenantKeys.derive(secrets.token_bytes(32), "bench"), writer)
     namespace = Namespace("bench", "bench", identity, identity.digest, 1, 1, Policy("bench"), codec, codec)
@@ -192,6 +203,8 @@ async def measure(
     await writer.close()
     for stream in stages.streams():
         await stream.close()
+    if pinned:
+        pinned.close()
     return Result(tuple(rows), tuple(spans))
 
 

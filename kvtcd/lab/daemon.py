@@ -70,6 +70,12 @@ class Daemon:
     ) -> None:
         self.stop()
 
+    @property
+    def pid(self) -> int:
+        """Number of the process, while it runs."""
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
     def client(self) -> Client:
         """Return a client of this daemon."""
         return Client(self.socket)

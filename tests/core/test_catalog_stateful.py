@@ -322,7 +322,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.bytes_at[key, Place.DISK] = True
         self.world.born[key] = self.world.moment
         self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
-        self.tell(ev.Recovered(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl))
+        self.tell(ev.Recovered((ev.Found(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl),)))
 
     @invariant()
     def truth(self) -> None:

@@ -36,7 +36,7 @@ def test_a_block_on_disk_takes_at_most_400_bytes(policy) -> None:
         place = number % CHAIN
         parent = key(number - 1) if place else None
         size = (number * 37 % 64 + 1) * 4096
-        catalog.handle(ev.Recovered(key(number), 1, 512, 7 << 20, size, parent, 512 * place))
+        catalog.handle(ev.Recovered((ev.Found(key(number), 1, 512, 7 << 20, size, parent, 512 * place),)))
     gc.collect()
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

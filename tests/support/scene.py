@@ -141,7 +141,7 @@ class Scene:
         self, number: int, parent: int | None = None, *, namespace: int = 1, nbytes: int = PACKED
     ) -> None:
         above = None if parent is None else key(parent)
-        self.tell(ev.Recovered(key(number), namespace, 16, RAW, nbytes, above))
+        self.tell(ev.Recovered((ev.Found(key(number), namespace, 16, RAW, nbytes, above),)))
 
     def end(self, number: int | None = None, *, failed: bool = False, damaged: bool = False) -> None:
         """End the move of one block, or the first of all."""

@@ -1,0 +1,182 @@
+"""What a million blocks cost: memory, time to match, time to start. Measured on a real daemon.
+
+For each size a state directory is filled with so many small blocks (`many_blocks`), and a daemon starts on it
+as after a clean end. Its resident memory over that of a daemon without blocks, by block, is the first figure:
+the catalog with chains and replacement, and whatever else is kept. Pages of the file that are mapped are not
+counted (`RssAnon`): the kernel takes them back.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from kvtcd.client import Client
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.events import Found, Govern, Recovered
+from kvtcd.core.keys import EngineKey, TenantKeys
+from kvtcd.core.policy import Policy
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
+from kvtcd.engine.matching import Matcher
+from kvtcd.lab.daemon import Daemon
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.many_blocks import CHAIN, IDENTITY, NAME, QUOTA, engine_key, fill
+
+ASKED = 512
+"""Keys of one match: of several chains, all of them there."""
+ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size.
+
+    Attributes:
+        blocks: on disk.
+        bytes_per_block: of memory, each.
+        match_ms: of `ASKED` keys, in the catalog; the median.
+        match_http_ms: the same by the client over the Unix socket.
+        restart_s: from starting the program until it is ready, after a clean end.
+    """
+
+    blocks: int
+    bytes_per_block: float
+    match_ms: float
+    match_http_ms: float
+    restart_s: float
+
+
+def command(*, sizes: Sequence[int], json: Path | None, plot: Path | None) -> None:
+    """Measure, show a table, and write figures and a plot if asked."""
+    rows: list[Row] = []
+    with Progress(transient=True) as progress, tempfile.TemporaryDirectory(prefix="kvtcd-") as folder:
+        with _daemon(Path(folder) / "0", 1) as empty:
+            base = resident(empty.pid)
+        for blocks in sizes:
+            task = progress.add_task(f"{blocks:,} blocks", total=blocks)
+
+            def written(count: int, task: int = task) -> None:
+                progress.advance(task, count)  # type: ignore[arg-type]  # a TaskID is an int
+
+            rows.append(measure(Path(folder) / str(blocks), blocks, base, written))
+    growth = {"memory": memory_growth(rows), "restart": restart_growth(rows)}
+    Console().print(table(rows))
+    for name, exponent in growth.items():
+        if exponent is not None:
+            Console().print(f"{name} grows with the {exponent:.2f}th power of the number of blocks")
+    if json:
+        write_json(json, "bench index", {"rows": [asdict(row) for row in rows], "growth": growth})
+    if plot:
+        from kvtcd.lab.index_plot import draw  # noqa: PLC0415 - an extra
+
+        draw(rows, plot)
+
+
+def _daemon(folder: Path, blocks: int) -> Daemon:
+    return Daemon(folder, host=16 << 20, disk=blocks * QUOTA, profiles=folder / "profiles")
+
+
+def measure(folder: Path, blocks: int, base: int, written: Callable[[int], None]) -> Row:
+    """Measure one size.
+
+    Args:
+        folder: for the state directory.
+        blocks: how many.
+        base: resident bytes of a daemon without blocks.
+        written: told of records as they are written.
+    """
+    fill(folder / "state", blocks, written)
+    daemon = _daemon(folder, blocks)
+    restart_s = daemon.start()
+    try:
+        grown = resident(daemon.pid) - base
+        with daemon.client() as client:
+            match_http_ms = 1000 * statistics.median(_times(lambda keys: _ask(client, keys), blocks))
+    finally:
+        daemon.stop()
+    return Row(blocks, grown / blocks, match_ms(blocks), match_http_ms, restart_s)
+
+
+def _ask(client: Client, keys: list[EngineKey]) -> None:
+    assert len(client.match(NAME, keys).prefix) == len(keys), "every key that is asked for is there"
+
+
+def match_ms(blocks: int) -> float:
+    """Return the milliseconds of a match in a catalog of so many blocks; the median."""
+    policy, sightings = Policy("bench"), Sightings()
+    catalog = Catalog(shelves(policy, sightings, host=1 << 24, disk=blocks * QUOTA), int, sightings)
+    catalog.handle(Govern(1, "bench", policy))
+    record_key = TenantKeys.derive(bytes(32), "bench").record_keys(IDENTITY.digest, b"")
+    tokens, parent = IDENTITY.block_tokens, None
+    for number in range(blocks):
+        key = record_key(engine_key(number))
+        above = parent if number % CHAIN else None
+        copy = Found(key, 1, tokens, IDENTITY.layout.nbytes(tokens), QUOTA // 2, above)
+        catalog.handle(Recovered((copy,)))
+        parent = key
+    matcher = Matcher(catalog, IDENTITY.digest, record_key)
+    return 1000 * statistics.median(_times(matcher.by_keys, blocks))
+
+
+def _times(match: Callable[[list[EngineKey]], object], blocks: int) -> list[float]:
+    """Return the seconds of several matches, each of other blocks where there are enough."""
+    times = []
+    for number in range(ROUNDS):
+        first = number * (blocks // ROUNDS)
+        keys = [engine_key((first + n) % blocks) for n in range(ASKED)]
+        begin = time.perf_counter()
+        match(keys)
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def resident(pid: int) -> int:
+    """Return the resident bytes of a process that belong to it alone."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    assert found is not None, "Linux says so since 4.5"
+    return 1024 * int(found[1])
+
+
+def memory_growth(rows: Sequence[Row]) -> float | None:
+    """Return the exponent of the law that memory follows; None for fewer than two sizes."""
+    return _exponent([(row.blocks, row.bytes_per_block * row.blocks) for row in rows])
+
+
+def restart_growth(rows: Sequence[Row]) -> float | None:
+    """Return the exponent of the law that the time to start follows, over that of the smallest size."""
+    least = min(row.restart_s for row in rows)
+    return _exponent([(row.blocks, row.restart_s - least) for row in rows])
+
+
+def _exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """Fit ``y = a x^b`` by least squares of logarithms; return b."""
+    above = [(x, y) for x, y in points if y > 0]
+    if len(above) < 2:
+        return None
+    x, y = np.log(np.array(above)).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return the figures as a table."""
+    shown = Table(title="What blocks cost")
+    for column in ("blocks", "memory, B each", f"match {ASKED}, ms", "over HTTP, ms", "start, s"):
+        shown.add_column(column, justify="right")
+    for row in rows:
+        shown.add_row(
+            f"{row.blocks:,}", f"{row.bytes_per_block:,.0f}", f"{row.match_ms:.2f}",
+            f"{row.match_http_ms:.2f}", f"{row.restart_s:.2f}",
+        )  # fmt: skip
+    return shown
