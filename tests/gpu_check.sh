@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, once, in under six minutes and without a network:
+#
+#     [PYTHON=python3] [OUT=gpu-check] tests/gpu_check.sh
+#
+# Runs the tests marked `gpu` and measures what can be measured. Leaves tests.txt, tests.xml and figures.json in
+# OUT. Ends with 0 where there is no CUDA device, with 69 where wheels are missing (it names them), and with 1
+# where a test or a measurement failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+out=${OUT:-gpu-check}
+export PYTHONPATH="$PWD:$PWD/tests${PYTHONPATH:+:$PYTHONPATH}"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+
+ready=0
+"$python" -m support.gpu_ready || ready=$?
+case $ready in
+  0) ;;
+  3) exit 0 ;; # no device, and it has said so
+  *) exit "$ready" ;;
+esac
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+
+failed=0
+mapfile -t files < <(grep -rlE 'mark\.gpu|support\.pipelines import' tests --include='test_*.py' | sort)
+echo "== tests marked gpu =="
+timeout --kill-after=10 200 "$python" -m pytest -m gpu -q -W default -p no:cacheprovider --timeout 60 \
+  --junitxml "$out/tests.xml" "${files[@]}" 2>&1 | tee "$out/tests.txt" || failed=1
+
+echo "== figures =="
+timeout --kill-after=10 130 "$python" -m support.gpu_figures "$out/figures.json" || failed=1
+
+echo "left in $out:"
+ls -l "$out"
+exit "$failed"

@@ -1,0 +1,169 @@
+"""What can be measured of a GPU in two minutes: copies, the crossover of nvCOMP and a CPU, overlap.
+
+``python -m support.gpu_figures FILE`` writes JSON and shows a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kvtcd.codec import nvcomp
+from kvtcd.codec.choose import codec_for
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.sections import Part, Plain, deflated, inflated
+from kvtcd.codec.staged import Accelerator
+from kvtcd.core.blob import CHUNK_BYTES, CodecId, Header, Kind, parse
+from kvtcd.core.layout import Dtype
+from kvtcd.core.policy import CodecChoice
+from kvtcd.lab import bench_overlap
+from kvtcd.lab.figures import write_json
+from kvtcd.tiers.memory import HostMemory
+from kvtcd.tiers.pinning import pin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
+REPEATS = 7
+
+
+def seconds(call: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
+    """Return the least time of a call, until the device has done what it launched."""
+    best = float("inf")
+    for _ in range(repeats + 1):  # the first one loads kernels
+        begin = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, object]]:
+    """Measure copies to and from memory that is pinned and memory that is not, and pinning itself. GB/s."""
+    rows: list[dict[str, object]] = []
+    memory = HostMemory(nbytes)
+    memory.slab[:] = 1
+    host, there = (
+        torch.from_numpy(memory.slab),
+        torch.empty(memory.capacity, dtype=torch.uint8, device=device),
+    )
+    for kind in ("pageable", "pinned"):
+        begin = time.perf_counter()
+        pinned = pin(memory.slab) if kind == "pinned" else None
+        took = time.perf_counter() - begin
+        if kind == "pinned" and pinned is None:
+            break
+        rows.append(
+            {
+                "memory": kind,
+                "mib": memory.capacity >> 20,
+                "to_gb_s": nbytes / 1e9 / seconds(lambda: there.copy_(host, non_blocking=True), device),
+                "from_gb_s": nbytes / 1e9 / seconds(lambda: host.copy_(there, non_blocking=True), device),
+                "register_gb_s": nbytes / 1e9 / took if pinned else None,
+            }
+        )
+        if pinned:
+            pinned.close()
+    return rows
+
+
+def entropy(device: torch.device, chunks: Sequence[int] = CHUNKS) -> list[dict[str, object]]:
+    """Measure both entropy stages on codes of four values, as one CPU thread and the device do it. ms."""
+    found = nvcomp.load(device)
+    if found is None:
+        return []
+    rows: list[dict[str, object]] = []
+    draw = torch.Generator().manual_seed(0)
+    for count in chunks:
+        # Rounded normal noise, two codes of four bits in a byte: what `kvtc2` gives the entropy stage.
+        codes = torch.randn((2, count * CHUNK_BYTES), generator=draw).mul_(1.5).round_().clamp_(-8, 7).add_(8)
+        low, high = codes.to(torch.uint8)
+        plain = [Plain(Part(Kind.CODES, 0, 4), 0, 1, low | (high << 4))]
+        header = Header(CodecId.LOSSLESS, 1, Dtype.BF16, bytes(32), 1, low.numel())
+        cpu, gpu = deflated(header, plain), found.deflated(header, plain)
+        blob, scratch = parse(memoryview(cpu)), HeapScratch()
+        for reader in (blob, parse(memoryview(gpu))):
+            if not torch.equal(found.inflated(reader)[0].data.cpu(), plain[0].data):
+                raise SystemExit("nvCOMP does not read what was written")
+
+        def on_cpu(blob=blob, scratch=scratch) -> None:
+            scratch.clear()
+            for section in inflated(blob, scratch):
+                section.data.to(device)
+
+        rows.append(
+            {
+                "chunks": count,
+                "inflate_cpu_ms": 1e3 * seconds(on_cpu, device),
+                "inflate_gpu_ms": 1e3 * seconds(lambda blob=blob: found.inflated(blob), device),
+                "deflate_cpu_ms": 1e3 * seconds(lambda p=plain, h=header: deflated(h, p), device, 2),
+                "deflate_gpu_ms": 1e3 * seconds(lambda p=plain, h=header: found.deflated(h, p), device, 2),
+                "ratio_cpu": low.numel() / len(cpu),
+                "ratio_gpu": low.numel() / len(gpu),
+            }
+        )
+    return rows
+
+
+def crossover(rows: Sequence[dict[str, object]], way: str) -> int | None:
+    """Return the fewest chunks from which the device was faster, and stayed so; None if it never was."""
+    faster = [row[f"{way}_gpu_ms"] < row[f"{way}_cpu_ms"] for row in rows]
+    from_here = next((i for i in range(len(rows)) if all(faster[i:])), None)
+    return None if from_here is None else int(rows[from_here]["chunks"])
+
+
+def overlap(device: torch.device, groups: int = 8, delay: float = 0.05) -> list[dict[str, object]]:
+    """Run `kvtcd bench overlap` with the codec on threads and on the device."""
+    rows: list[dict[str, object]] = []
+    raw, choice = bench_overlap.sample(), CodecChoice(name="lossless")
+    for where, accelerator in (("threads", None), ("cuda", Accelerator(device, nvcomp.load(device)))):
+        with tempfile.TemporaryDirectory(prefix="kvtcd-gpu-") as folder:
+            profiles = ProfileFolder(Path(folder))
+            codec = codec_for(bench_overlap.IDENTITY, choice, profiles, accelerator)
+            result = asyncio.run(
+                bench_overlap.measure(
+                    Path(folder), identity=bench_overlap.IDENTITY, codec=codec, raw=raw, groups=groups,
+                    delay=delay, device=device if accelerator else None,
+                )
+            )  # fmt: skip
+        rows += [{"codec_on": where} | asdict(row) | {"bound_s": row.bound_s} for row in result.rows]
+    return rows
+
+
+def table(title: str, rows: Sequence[dict[str, object]]) -> Table:
+    """Return rows as a table."""
+    shown = Table(title=title)
+    for name in rows[0] if rows else ():
+        shown.add_column(name, justify="right")
+    for row in rows:
+        shown.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
+    return shown
+
+
+def measure(device: torch.device, out: Path) -> None:
+    """Measure everything, write it, and show it."""
+    figures: dict[str, object] = {"copies": copies(device), "entropy": entropy(device)}
+    figures |= {f"{way}_crossover": crossover(figures["entropy"], way) for way in ("inflate", "deflate")}
+    figures["crossover_used"] = nvcomp.CROSSOVER
+    figures["overlap"] = overlap(device)
+    write_json(out, "gpu check", figures)
+    console = Console(width=150)
+    for name in ("copies", "entropy", "overlap"):
+        console.print(table(name, figures[name]))
+    console.print({name: value for name, value in figures.items() if "crossover" in name})
+
+
+if __name__ == "__main__":
+    measure(torch.device("cuda", 0), Path(sys.argv[1]))
