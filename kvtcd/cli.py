@@ -212,6 +212,7 @@ def bench_overlap(
     disk_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
     ] = 50,
+    device: Annotated[str, typer.Option(help="Where blocks are packed: cpu, cuda.")] = "cpu",
     trace: Annotated[
         Path | None, typer.Option(help="Write the timeline to this file, for chrome://tracing or Perfetto.")
     ] = None,
@@ -220,7 +221,7 @@ def bench_overlap(
     """Show how a slow disk and the codec hide each other when several blocks move."""
     from kvtcd.lab import bench_overlap as lab  # noqa: PLC0415 - torch
 
-    lab.command(groups=groups or [8], disk_ms=disk_ms, trace=trace, json=json)
+    lab.command(groups=groups or [8], disk_ms=disk_ms, device=device, trace=trace, json=json)
 
 
 @benches.command("index")

@@ -28,9 +28,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
+from kvtcd.codec.staged import Accelerator
+from kvtcd.core.errors import Unavailable
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
@@ -116,17 +119,25 @@ class SlowDisk(Environment):
         super().write(puts, drops)
 
 
-def command(*, groups: Sequence[int], disk_ms: float, trace: Path | None, json: Path | None) -> None:
-    """Measure, show a table, and write figures and the timeline if asked."""
+def command(
+    *, groups: Sequence[int], disk_ms: float, device: str, trace: Path | None, json: Path | None
+) -> None:
+    """Measure, show a table, and write figures and the timeline if asked.
+
+    Raises:
+        Unavailable: the device is not there.
+    """
+    accelerator = _accelerator(device)
     rows: list[Row] = []
     spans: list[Span] = []
     for count in groups:
         with tempfile.TemporaryDirectory(prefix="kvtcd-bench-") as folder:
-            codec = codec_for(IDENTITY, CodecChoice(name="lossless"), ProfileFolder(Path(folder)))
+            profiles = ProfileFolder(Path(folder))
+            codec = codec_for(IDENTITY, CodecChoice(name="lossless"), profiles, accelerator)
             result = asyncio.run(
                 measure(
                     Path(folder), identity=IDENTITY, codec=codec, raw=sample(), groups=count,
-                    delay=disk_ms / 1000,
+                    delay=disk_ms / 1000, device=accelerator.device if accelerator else None,
                 )
             )  # fmt: skip
         rows += result.rows
@@ -136,7 +147,17 @@ def command(*, groups: Sequence[int], disk_ms: float, trace: Path | None, json: 
         trace.write_text(json_text.dumps(chrome_trace(spans)), "utf-8")
     if json:
         figures = [asdict(row) | {"bound_s": row.bound_s} for row in rows]
-        write_json(json, "bench overlap", {"disk_ms": disk_ms, "rows": figures})
+        write_json(json, "bench overlap", {"disk_ms": disk_ms, "device": device, "rows": figures})
+
+
+def _accelerator(device: str) -> Accelerator | None:
+    """Return what packs and unpacks, None for the CPU."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        raise Unavailable(f"device {device} cannot be used: there is no CUDA device here")
+    where = torch.device(device)
+    return Accelerator(where, nvcomp.load(where))
 
 
 def sample() -> Bytes:

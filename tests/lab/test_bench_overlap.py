@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from support.toy import IDENTITY, ToyCodec, block
 
 from kvtcd import cli
@@ -153,6 +154,16 @@ def test_the_command_writes_figures_and_trace(tmp_path, monkeypatch, capsys) -> 
     stages = {event["args"]["stage"] for event in events if event["ph"] == "X"}
     assert stages == {*WAYS["demote"], *WAYS["promote"]}
     assert "slowest" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_said_to_be_so(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["kvtcd", "bench", "overlap", "--device", "cuda"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+
+    assert exit_.value.code == 69
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_the_table_marks_what_does_not_hold() -> None:
