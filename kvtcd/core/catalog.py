@@ -106,10 +106,14 @@ class Catalog:
         if now != self.residents.now:  # one number for all that is stamped within a second
             self.residents.now = self._sightings.now = self._hits.now = now
 
+    def current(self) -> Residents:
+        """Return who is where at this moment, to be asked and not to be changed."""
+        self._read_clock()
+        return self.residents
+
     def places(self, key: RecordKey) -> tuple[Place, ...]:
         """Return the places that can serve a block, fastest first; empty when none can."""
-        self._read_clock()
-        return self.residents.places(key)
+        return self.current().places(key)
 
     def tiers(self, key: RecordKey) -> tuple[Tier, ...]:
         """Return the tiers that can serve a block, fastest first; empty when none can."""

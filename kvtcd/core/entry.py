@@ -127,6 +127,12 @@ class Entry:
         copy = self.at(place)
         return copy is not None and copy.state is State.READY
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Places with a copy that can be read, fastest first. A match asks this hundreds of times."""
+        copies = zip(_PLACES, (self.gpu, self.host, self.packed, self.disk), strict=True)
+        return tuple([place for place, copy in copies if copy is not None and copy.state is State.READY])
+
     def kept(self, *, without: tuple[Place, ...] = ()) -> bool:
         """Tell whether a copy that can be read keeps the block, but for those in some places."""
         return any(self.ready(place) for place in BASES if place not in without)
@@ -140,3 +146,4 @@ class Entry:
 
 
 _SLOTS = ("gpu", "host", "packed", "disk")
+_PLACES = tuple(Place)

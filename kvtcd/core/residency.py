@@ -78,7 +78,7 @@ class Residents:
         entry = self.entries.get(key)
         if entry is None or key in self.doomed or self.expired(entry):
             return ()
-        return tuple(place for place in Place if entry.ready(place))
+        return entry.places
 
     def expired(self, entry: Entry) -> bool:
         """Tell whether the time of a block is over; a lease gives it more."""

@@ -31,13 +31,12 @@ class Matcher:
 
     def by_keys(self, keys: Sequence[EngineKey]) -> list[BlockMatch]:
         """Say of each key whether it can be served, and from where."""
-        entries = self.catalog.residents.entries
-        found = []
+        residents, found = self.catalog.current(), []
         for key in keys:
             record_key = self.record_key(key)
-            places = self.catalog.places(record_key)
+            places = residents.places(record_key)
             if places:
-                found.append(BlockMatch(key, entries[record_key].tokens, places[0].tier))
+                found.append(BlockMatch(key, residents.entries[record_key].tokens, places[0].tier))
             else:
                 found.append(BlockMatch(key, 0, None))
         return found
