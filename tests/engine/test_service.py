@@ -398,15 +398,17 @@ def _full(_puts, _drops) -> None:
     raise StoreFull("write", "ENOSPC")
 
 
-async def test_one_promotion_serves_all_who_wait(tmp_path) -> None:
+async def test_a_thousand_readers_of_a_cold_block_cost_one_read_and_one_decode(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1)})
         await toy.service.blocks.demote(ns, [key(1)], b"", soon())
-        bodies = await asyncio.gather(*(fetch(toy.service, ns, 1) for _ in range(50)))
+        bodies = await asyncio.gather(*(fetch(toy.service, ns, 1) for _ in range(1000)))
         text = toy.service.metrics_text().decode()
-    assert bodies == [block(1)] * 50
+    assert bodies == [block(1)] * 1000
     assert 'kvtcd_moves_total{direction="disk-host",outcome="moved"} 1.0' in text
+    for stage in ("read", "inflate", "synthesize"):
+        assert f'kvtcd_stage_seconds_count{{pipeline="promote",stage="{stage}"}} 1.0' in text
 
 
 async def test_readers_who_leave_keep_no_pin(tmp_path) -> None:
