@@ -11,6 +11,7 @@ from typing import Any
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.entry import State
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
 from kvtcd.core.events import Action, Event, Move, Reason
 from kvtcd.core.keys import RecordKey
@@ -165,7 +166,8 @@ class Driver:
         else:
             self._memory.free(key, place.form)
         entry = self.catalog.residents.entries[key]
-        if not any(entry.at(other) for other in MEMORY if other is not place):
+        copies = (entry.at(place) for place in MEMORY)  # several may go in one turn
+        if all(copy is None or copy.state is State.DROPPING for copy in copies):
             self.origins.pop(key, None)
 
     async def _finish(self, move: Move, work: Coroutine[Any, Any, Outcome]) -> None:

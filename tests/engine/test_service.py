@@ -96,7 +96,7 @@ async def test_an_undurable_stop_loses_blocks_but_never_bytes(tmp_path) -> None:
 
 
 async def test_a_host_that_is_too_small_moves_the_coldest_down(tmp_path) -> None:
-    policy = Policy("evict", host=HostTier(1.0, 0.8), disk=DiskTier(write="evict"))
+    policy = Policy("evict", host=HostTier(high=1.0, low=0.8), disk=DiskTier(write="evict"))
     async with toy_service(tmp_path, host=5 * BLOCK_BYTES, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for i in range(20):
@@ -455,7 +455,7 @@ async def test_a_durable_put_that_is_not_packed_in_time_says_so_and_stays(tmp_pa
 
 async def test_a_service_against_a_dict(tmp_path) -> None:
     """Random traffic of several clients over a host of five blocks: right bytes or a miss, never others."""
-    policy = Policy("small", host=HostTier(0.9, 0.6), disk=DiskTier(high=0.9, low=0.7))
+    policy = Policy("small", host=HostTier(high=0.9, low=0.6), disk=DiskTier(high=0.9, low=0.7))
     async with toy_service(tmp_path, host=5 * BLOCK_BYTES, disk=40 * BLOCK_BYTES, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         hits = 0

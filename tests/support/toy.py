@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from support.pipelines import engine_stages, write
 
 from kvtcd.codec.scratch import HeapScratch
@@ -31,6 +32,7 @@ from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
+from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.state import StateDirectory
@@ -38,6 +40,8 @@ from kvtcd.tiers.state import StateDirectory
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from kvtcd.engine.ports import CodecFactory
 
 LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
 BLOCK_TOKENS = 16
@@ -141,17 +145,21 @@ async def toy_service(
     close_s: float = 10,
     record: Path | None = None,
     kind: str = "threads",
+    gpu: int = 0,
+    codec: CodecFactory | None = None,
 ) -> AsyncIterator[ToyService]:
-    """Run a service with toy codecs and a real disk tier in `path`; recovers what lies there.
+    """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
-    Blocks move on stages of a kind, as in `support.pipelines`.
+    It recovers what lies there. Blocks move on stages of a kind, as in `support.pipelines`; the GPU tier lies
+    in plain memory.
     """
     state = await asyncio.to_thread(StateDirectory, path)
     master = await asyncio.to_thread(state.master_key)
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
     sightings = Sightings(width=1 << 10)
-    tiers = shelves(policy, sightings, host=memory.capacity, disk=disk, granule=GRANULE)
+    device = DeviceMemory(gpu, torch.device("cpu")) if gpu else None
+    tiers = shelves(policy, sightings, gpu=gpu, host=memory.capacity, disk=disk, granule=GRANULE)
     stages, lane = engine_stages(kind), Lane("profiles")
     catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096), sightings)
     mover = Mover(
@@ -161,11 +169,12 @@ async def toy_service(
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
+        device=device,
     )
-    driver = Driver(catalog, memory, mover, registry, metrics)
+    driver = Driver(catalog, memory, mover, registry, metrics, device=device)
     codecs: list[ToyCodec] = []
 
-    def codec(identity, choice) -> ToyCodec:
+    def toy(identity, choice) -> ToyCodec:
         if choice.name == "lossless":
             return ToyCodec(identity, name="hurry")
         codecs.append(ToyCodec(identity, kind=kind))
@@ -178,7 +187,7 @@ async def toy_service(
         metrics=metrics,
         policies=(policy,),
         master=master,
-        codecs=codec,
+        codecs=codec or toy,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
     )
     lanes, recorder = [*stages.streams(), lane], None

@@ -1,0 +1,78 @@
+"""Memory of a GPU: every block keeps its bytes, in however many pieces it lies on either side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvtcd.core.keys import RecordKey
+from kvtcd.tiers.device import GRANULE, DeviceMemory
+
+CPU = torch.device("cpu")
+
+
+def key(number: int) -> RecordKey:
+    return RecordKey(bytes([number]) * 32)
+
+
+def noise(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def pieces(nbytes: int, *cuts: int) -> list[np.ndarray]:
+    return np.split(np.zeros(nbytes, np.uint8), cuts)
+
+
+def fragmented() -> DeviceMemory:
+    """Six granules, of which every other one is free; the others hold their own number."""
+    memory = DeviceMemory(6 * GRANULE, CPU)
+    for number in range(6):
+        memory.allocate(key(number), GRANULE)
+        memory.upload(key(number), [np.full(GRANULE, number, np.uint8)])
+    for number in (0, 2, 4):
+        memory.free(key(number))
+    return memory
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (GRANULE,), (5, GRANULE - 1, GRANULE + 1, 2 * GRANULE)])
+def test_a_block_in_pieces_comes_back_and_touches_no_other(cuts) -> None:
+    memory, data = fragmented(), noise(3 * GRANULE - 5)
+    memory.allocate(key(9), data.size)
+    memory.upload(key(9), np.split(data, cuts))
+    back = pieces(data.size, *reversed([data.size - cut for cut in cuts]))
+    memory.download(key(9), back)
+
+    assert np.array_equal(np.concatenate(back), data)
+    for number in (1, 3, 5):
+        (other,) = pieces(GRANULE)
+        memory.download(key(number), [other])
+        assert (other == number).all()
+
+
+def test_what_is_uploaded_is_a_copy() -> None:
+    memory, data = DeviceMemory(GRANULE, CPU), noise(100)
+    memory.allocate(key(1), data.size)
+    memory.upload(key(1), [data.copy()])
+    other = noise(100, seed=1)
+    memory.download(key(1), [other])
+    other[:] = 0
+    again = np.zeros(100, np.uint8)
+    memory.download(key(1), [again])
+
+    assert np.array_equal(again, data)
+
+
+def test_freed_room_is_given_out_again() -> None:
+    memory = DeviceMemory(2 * GRANULE, CPU)
+    for number in range(50):
+        memory.allocate(key(number), GRANULE + 1)
+        memory.free(key(number))
+
+
+def test_more_than_there_is_is_refused() -> None:
+    memory = DeviceMemory(2 * GRANULE + 17, CPU)
+
+    assert memory.capacity == 2 * GRANULE
+    with pytest.raises(MemoryError):
+        memory.allocate(key(1), 2 * GRANULE + 1)
