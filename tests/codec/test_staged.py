@@ -1,7 +1,7 @@
 """Codecs that work on a device for blocks in host memory: the same blobs and blocks as without.
 
-The device is the CPU, with nvCOMP's stand-in; a real one where there is one. A CPU has no second memory, so
-that every tensor is where its neighbours are is tried with tensors that have a device and no content.
+The device is the CPU, with nvCOMP's stand-in; then one that keeps its tensors apart; and a real one where
+there is one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import pytest
 import torch
 from support import fake_cuda, fake_nvcomp
 from support.codec_world import World, centred_error, kv, mla
+from support.second_device import DEVICE, SecondDevice
 
 from kvtcd.codec import nvcomp
-from kvtcd.codec.choose import Decoder, codec_for
+from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profile import store
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
@@ -107,18 +108,24 @@ def test_a_damaged_blob_is_refused_before_anything_is_launched(folder, accelerat
     assert [codec.decodes for codec in getattr(fake_nvcomp.Codec, "made", [])] == before
 
 
-@pytest.mark.parametrize("read_by", ["cpu", "gpu"])
-@pytest.mark.parametrize("choice", [CHOICES[0], CHOICES[2]], ids=str)
+@pytest.mark.parametrize("read_by", ["cpu", "device"])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_no_tensor_is_left_on_another_device(folder, choice, read_by) -> None:
-    """Of the decoders whose work does not depend on what the tensors hold."""
-    raw, device = WORLD.block(TOKENS, seed=1, first_token=FIRST), torch.device("meta")
-    blob = parse(memoryview(encode(codec_for(WORLD.identity, choice, folder), raw).blob))
-    decoder = Decoder(WORLD.layout, WORLD.rope, folder.get, device)
-    symbols = decoder.inflate(blob, HeapScratch())
-    if read_by == "gpu":
-        sections = [replace(section, data=section.data.to(device)) for section in symbols.sections]
-        symbols = replace(symbols, sections=sections)
-    decoder.synthesize(symbols, torch.empty(raw.numel(), dtype=torch.uint8, device=device))
+    raw = WORLD.block(TOKENS, seed=1, first_token=FIRST)
+    plain = codec_for(WORLD.identity, choice, folder)
+    want = encode(plain, raw)
+    with SecondDevice():
+        staged = codec_for(WORLD.identity, choice, folder, Accelerator(DEVICE))
+        got = encode(staged, raw)
+        inflated = staged.inflate(parse(memoryview(got.blob)), HeapScratch())
+        if read_by == "device":
+            sections = [replace(part, data=part.data.to(DEVICE)) for part in inflated.symbols.sections]
+            inflated = replace(inflated, symbols=replace(inflated.symbols, sections=sections))
+        out = np.full(raw.numel(), 0xEE, np.uint8)
+        inflated.synthesize(out)
+
+    assert (got.codec, got.reason, got.blob) == (want.codec, want.reason, want.blob)
+    assert np.array_equal(out, decode(plain, want.blob, raw.numel()))
 
 
 @pytest.mark.gpu
