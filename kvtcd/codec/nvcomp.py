@@ -242,12 +242,13 @@ def load(device: torch.device) -> Nvcomp | None:
     else:
         if api.__version__.startswith(_MAJOR):
             try:
-                found = Nvcomp(api, device)
-                _round_trip(found)
+                stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
+                with torch.cuda.stream(stream):
+                    _round_trip(Nvcomp(api, device))
             except Exception as error:  # noqa: BLE001 - whatever it is, the CPU does the work
                 why = f"its round trip failed: {error!r}"
             else:
-                return Nvcomp(api, device)  # a new one: the first has a codec on the stream of this thread
+                return Nvcomp(api, device)  # a new one: the first has a codec that belongs to this thread
         else:
             why = f"its version is {api.__version__}, and {_MAJOR}x is needed"
     _log.warning("DEFLATE stays on the CPU, nvCOMP cannot be used: %s", why)

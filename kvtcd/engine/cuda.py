@@ -60,6 +60,7 @@ class CudaStream:
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}")
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}-reaper")
         self._running: deque[None] = deque()
+        self._idle = 0.0  # since when; of the reaper
 
     @property
     def pending(self) -> int:
@@ -106,18 +107,26 @@ class CudaStream:
         self._stream.wait_event(launched.mark)
         return launched.value
 
-    @staticmethod
     def _reap(
-        mark: torch.cuda.Event, outcome: Future[U], watch: Watch | None, begin: float, event: CudaEvent[U]
+        self,
+        mark: torch.cuda.Event,
+        outcome: Future[U],
+        watch: Watch | None,
+        begin: float,
+        event: CudaEvent[U],
     ) -> None:
-        """Wait for the device; only then has a call ended that failed after it had launched something."""
+        """Wait for the device; only then has a call ended that failed after it had launched something.
+
+        A call is told to have begun when it was launched, but not before the one ahead of it was done.
+        """
         error = outcome.exception()
         try:
             mark.synchronize()
         except RuntimeError as fault:
             error = error or fault
+        begin, self._idle = max(begin, self._idle), time.perf_counter()
         if watch is not None:
-            watch(begin, time.perf_counter())
+            watch(begin, self._idle)
         if error is None:
             event.set_result(outcome.result())
             return

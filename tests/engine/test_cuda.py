@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
@@ -83,6 +84,26 @@ async def test_a_device_and_a_thread_wait_for_each_other(monkeypatch) -> None:
         await each.close()
 
     assert (copied.result(), log) == (3, ["device", "thread"])
+
+
+async def test_the_times_of_calls_on_one_stream_do_not_overlap(monkeypatch) -> None:
+    """They are launched one behind the other at once; the second begins when the first is done."""
+    fake_cuda.install(monkeypatch)
+    stream, gate, spans = CudaStream("one", DEVICE), threading.Event(), []
+    events = [
+        stream.submit(
+            lambda _: fake_cuda.launch(lambda: gate.wait(PATIENCE)),
+            occurred(None),
+            lambda *span: spans.append(span),
+        )
+        for _ in range(3)
+    ]
+    await came(events[-1].launched)
+    gate.set()
+    await came(events[-1])
+    await stream.close()
+
+    assert [left[1] <= right[0] for left, right in pairwise(spans)] == [True, True]
 
 
 async def test_what_launches_has_a_stream_and_what_reads_its_results_a_thread(monkeypatch) -> None:

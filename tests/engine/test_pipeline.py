@@ -65,8 +65,7 @@ async def test_every_stage_keeps_the_order_of_the_blocks(kind) -> None:
     for name in "abc":
         row = sorted((span for span in spans if span.stage == name), key=lambda span: span.begin)
         assert [span.block for span in row] == list(range(20))
-        if kind == "threads":
-            assert all(left.end <= right.begin for left, right in pairwise(row))
+        assert all(left.end <= right.begin for left, right in pairwise(row))
     for block in range(20):
         way = sorted((span for span in spans if span.block == block), key=lambda span: span.begin)
         assert [span.stage for span in way] == ["a", "b", "c"]
