@@ -132,7 +132,7 @@ def show(
     console: Console, model: str, rows: Sequence[Row], pairs: Sequence[Pair], left_out: Mapping[str, str]
 ) -> None:
     """Print scores and comparisons, and why tasks are not among them."""
-    _print(console, f"{model}: scores without and with a codec, the higher the better", _ROWS, rows)
+    _print(console, f"{model}: the higher the better", _ROWS, rows)
     if pairs:
         _print(console, "Scores of codecs over the one named first", _PAIRS, pairs)
     for name, why in left_out.items():
