@@ -13,9 +13,6 @@ from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 from kvtcd.core.victims import victims
 
-_MOST = 64
-"""Victims of one pass; each of them ends in an event, and so in another pass."""
-
 
 class Relief:
     """Makes room in the tiers, fastest first; what it moves goes one place down at a time.
@@ -54,7 +51,7 @@ class Relief:
         residents = self._residents
         excess = account.excess(need)
         account.easing = excess > 0
-        for entry in victims(residents, Place.DISK, account, excess, self._leased(Place.DISK))[:_MOST]:
+        for entry in victims(residents, Place.DISK, account, excess, self._leased(Place.DISK)):
             residents.lose(entry, Place.DISK, Reason.NO_TIER)
 
     def _leased(self, place: Place) -> Callable[[Entry], bool]:
@@ -67,7 +64,7 @@ class Relief:
         account.easing = ahead and excess > 0
         for place in (Place.HOST, Place.PACKED):
             stay = self._stay_raw(account) if excess and place is Place.HOST else frozenset[int]()
-            for entry in victims(self._residents, place, account, excess, self._stuck, without=stay)[:_MOST]:
+            for entry in victims(self._residents, place, account, excess, self._stuck, without=stay):
                 if not self._relieve(entry, place, account, need, below):
                     if account.leaving or account.dropping:
                         return
@@ -76,9 +73,7 @@ class Relief:
                 excess -= entry.raw_bytes
         if account.shortfall(need) and not account.leaving and not account.dropping:
             short = account.shortfall(need)
-            for entry in victims(self._residents, Place.HOST, account, short, self._stuck, packing=False)[
-                :_MOST
-            ]:
+            for entry in victims(self._residents, Place.HOST, account, short, self._stuck, packing=False):
                 if not entry.kept(without=(Place.HOST,)) and self._goes_to_disk(entry):
                     if self._room.descending < self._room.descents:
                         self._room.descend(entry, Place.HOST, Place.DISK, below, leaving=True)
@@ -162,7 +157,7 @@ class Relief:
             return self._awaited(entry.key) or residents.irreplaceable(entry, Place.HOST)
 
         shortage = account.shortage(need)
-        for entry in victims(residents, Place.HOST, account, shortage, spared, packing=False)[:_MOST]:
+        for entry in victims(residents, Place.HOST, account, shortage, spared, packing=False):
             if entry.kept(without=(Place.HOST,)):
                 residents.drop(entry, Place.HOST)
             elif residents.rules[entry.namespace].policy.packer_behind == "drop":

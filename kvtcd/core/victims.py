@@ -13,6 +13,9 @@ from kvtcd.core.replacement import Seat
 from kvtcd.core.residency import Residents
 from kvtcd.core.shelf import Part
 
+MOST = 16
+"""Blocks that one search names."""
+
 
 def victims(
     residents: Residents,
@@ -25,6 +28,8 @@ def victims(
     without: frozenset[int] = frozenset(),
 ) -> list[Entry]:
     """Return blocks whose copies in `place` free `excess` bytes of an account, or as many as there are now.
+
+    At most `MOST` of them: what is done with each ends in an event, and so in another search.
 
     Each namespace names its own coldest; of those, the one that was idle longest goes first.
 
@@ -49,7 +54,7 @@ def victims(
     for entry in _Search(residents, place, account, namespaces, spared, packing=packing):
         chosen.append(entry)
         excess -= entry.copies[place].nbytes
-        if excess <= 0:
+        if excess <= 0 or len(chosen) == MOST:
             break
     return chosen
 

@@ -16,7 +16,7 @@ from kvtcd.core.policy import Evict, EvictName, HostTier, Policy
 from kvtcd.core.residency import Residents
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
-from kvtcd.core.victims import victims
+from kvtcd.core.victims import MOST, victims
 
 POLICIES = get_args(EvictName)
 
@@ -205,3 +205,14 @@ def test_an_account_of_one_namespace_names_only_its_own() -> None:
     own = tiers.residents.shelves[Tier.HOST].accounts(2)[0]
 
     assert victims(tiers.residents, Place.HOST, own, 5) == [other]
+
+
+def test_a_search_ends_when_it_has_named_what_one_pass_can_use() -> None:
+    """A tier far above its mark would else be searched from end to end for each newcomer."""
+    tiers = Tiers()
+    for number in range(1000):
+        tiers.add(number)
+    found = tiers.victims(Place.HOST, 1000)
+
+    assert [entry.key for entry in found] == [key(number) for number in range(MOST)]
+    assert tiers.named <= MOST + 1

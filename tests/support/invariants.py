@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtcd.core.entry import State
 from kvtcd.core.place import BASES, MEMORY, Place, Tier
-from kvtcd.core.victims import victims
+from kvtcd.core.victims import MOST, victims
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,4 +161,4 @@ def _continued(residents: Residents, entry: Entry, place: Place, gone: set[Entry
 
 
 def _enough(chosen: list[Entry], place: Place, excess: int) -> bool:
-    return sum(entry.copies[place].nbytes for entry in chosen) >= excess
+    return len(chosen) == MOST or sum(entry.copies[place].nbytes for entry in chosen) >= excess
