@@ -22,13 +22,13 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
-from kvtcd.engine.cuda import copies_on_cuda, on_cuda
+from kvtcd.engine.cuda import Lost, copies_on_cuda, on_cuda
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -52,12 +52,15 @@ AUTO_GPU = 50
 
 
 @asynccontextmanager
-async def service(config: Config, record: Path | None = None) -> AsyncIterator[Service]:
+async def service(
+    config: Config, record: Path | None = None, lost: Lost = lambda _: None
+) -> AsyncIterator[Service]:
     """Run a daemon without its HTTP server; leaving stops it within ``daemon.stop_seconds``.
 
     Args:
         config: what holds for it.
         record: write down in this file what is asked of it.
+        lost: told, on some thread, that the GPU has failed; nothing is packed or unpacked any more.
 
     Raises:
         ConfigError: a policy file, the state directory or the file to record into cannot be used.
@@ -67,7 +70,7 @@ async def service(config: Config, record: Path | None = None) -> AsyncIterator[S
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
-        built, tags, pinned = await asyncio.to_thread(_assemble, config, state, record)
+        built, tags, pinned = await asyncio.to_thread(_assemble, config, state, record, lost)
         try:
             for tag in await built.recover(tags):
                 _log.warning("tenant %s belongs to another master key and is removed", tag)
@@ -83,7 +86,7 @@ async def service(config: Config, record: Path | None = None) -> AsyncIterator[S
 
 
 def _assemble(
-    config: Config, state: StateDirectory, record: Path | None
+    config: Config, state: StateDirectory, record: Path | None, lost: Lost
 ) -> tuple[Service, list[str], Pinned | None]:
     """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
     policies = load_policies(config.policies)
@@ -97,9 +100,9 @@ def _assemble(
     sightings = Sightings(FADING * policies[-1].evict.half_life)
     device, accelerator = _device_memory(config), _accelerator(config)
     if accelerator:
-        stages = on_cuda(accelerator.device)
+        stages = on_cuda(accelerator.device, lost)
     else:
-        stages = copies_on_cuda(device.device) if device else on_threads()
+        stages = copies_on_cuda(device.device, lost) if device else on_threads()
     pinned = pin(memory.slab) if device or accelerator else None
     metrics.pinned.set(pinned is not None)
     tiers = shelves(
@@ -217,14 +220,21 @@ async def serve(config: Config, record: Path | None = None) -> None:
 
     Raises:
         ConfigError, AlreadyRunning: it could not be started.
+        DeviceLost: the GPU failed, and so it has ended; what was packed or on disk by then is kept.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    faults: list[DeviceLost] = []
+
+    def lost(error: DeviceLost) -> None:
+        faults.append(error)
+        loop.call_soon_threadsafe(stop.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     notify = SystemdNotifier()
-    async with service(config, record) as running:
+    async with service(config, record, lost) as running:
         reload = _Reload(config, running, notify)
         app = create_app(running, _limits(config), reload=reload)
         runner = await start(app, config.daemon.socket)
@@ -242,6 +252,8 @@ async def serve(config: Config, record: Path | None = None) -> None:
         finally:
             reloading.cancel()
             await runner.cleanup()
+    if faults:
+        raise faults[0]
 
 
 def _limits(config: Config) -> Limits:

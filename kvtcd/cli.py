@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtcd import __version__, cli_eval, config
-from kvtcd.core.errors import AlreadyRunning, ConfigError, KvtcdError, Unavailable
+from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
 
 app = typer.Typer(
     name="kvtcd",
@@ -31,7 +31,7 @@ benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True
 app.add_typer(benches, name="bench")
 app.add_typer(cli_eval.app, name="eval")
 
-EXIT_CODES = {ConfigError: 2, Unavailable: 69, AlreadyRunning: 75}
+EXIT_CODES = {ConfigError: 2, Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75}
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="config.toml; without it, the defaults.")

@@ -20,7 +20,7 @@ from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.staged import StagedEncoder
 from kvtcd.config import Config
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.engine.cuda import CudaStream
@@ -174,6 +174,50 @@ async def test_a_device_that_is_not_there_is_refused_by_its_field(
 
     assert error.value.field == field
     assert "CUDA finds 0" in str(error.value)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+async def test_a_daemon_whose_gpu_is_lost_says_so_and_can_be_stopped(tmp_path, monkeypatch) -> None:
+    told, deadline = [], asyncio.get_running_loop().time() + 30
+    async with bootstrap.service(configuration(tmp_path, gpu=1 << 20), lost=told.append) as service:
+        same = await there_and_back(service)
+        namespace = service.namespace(TENANT, "n")
+        before = list(told)
+        fake_cuda.break_down(monkeypatch, "synchronize")
+        key, body = EngineKey(b"k" * 32), WORLD.block(TOKENS, seed=9).numpy().tobytes()
+        async with service.blocks.batch(namespace, b"", deadline, durable=False) as batch:
+            slot = await batch.reserve(BlockHead(key, TOKENS, first_token=0), len(body))
+            slot.write(memoryview(body))
+            await batch.commit()
+        await service.blocks.flush(namespace, [key], b"", deadline)
+        async with service.blocks.read(namespace, key, b"", deadline) as lease:
+            still = b"".join(bytes(piece) for piece in lease.pieces())
+
+    assert (same, before) == ([True] * BLOCKS, [])
+    assert still == body, "what is raw on the host needs no GPU"
+    assert isinstance(told[0], DeviceLost)
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sdnotify closes no socket
+async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkeypatch) -> None:
+    on_cuda, listening = bootstrap.on_cuda, asyncio.Event()
+    loop, listeners = asyncio.get_running_loop(), []
+
+    def made(device, lost):
+        listeners.append(lost)
+        loop.call_soon_threadsafe(listening.set)
+        return on_cuda(device, lost)
+
+    monkeypatch.setattr(bootstrap, "on_cuda", made)
+    running = asyncio.create_task(bootstrap.serve(configuration(tmp_path, gpu=1 << 20)))
+    async with asyncio.timeout(20):
+        await listening.wait()
+        await asyncio.to_thread(listeners[0], DeviceLost("cuda:0", "an illegal memory access"))
+        with pytest.raises(DeviceLost):
+            await running
 
 
 @pytest.mark.gpu

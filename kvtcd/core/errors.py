@@ -26,6 +26,7 @@
     │   └── StoreFull           no room on the device or in the map
     ├── ConfigError             a file with a wrong field; `path`, `field`, `why`
     ├── AlreadyRunning          another process holds the state directory
+    ├── DeviceLost              a GPU failed under its process, which has to end; `device`, `why`
     ├── Unavailable             something outside could not be had (a model package, a daemon)
     └── ServerError             the daemon answered with an error the client has no better class for
 """
@@ -222,6 +223,14 @@ class AlreadyRunning(KvtcdError):
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
         super().__init__(f"another kvtcd holds {path}; stop it, or choose another state directory")
+
+
+class DeviceLost(KvtcdError):
+    """A GPU failed in a way that no call of this process to it succeeds any more."""
+
+    def __init__(self, device: str, why: str) -> None:
+        self.device, self.why = device, why
+        super().__init__(f"{device} is lost to this process, start it again: {why}")
 
 
 class Unavailable(KvtcdError):

@@ -21,11 +21,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from kvtcd.core.errors import DeviceLost
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage, Stages, Watch
 
 T = TypeVar("T")
 U = TypeVar("U")
+Lost = Callable[[DeviceLost], None]
 URGENT = -1
 """Priority of what someone waits for, above the way down."""
 
@@ -52,10 +54,14 @@ class CudaStream:
         name: the threads are called ``kvtcd-<name>`` and ``kvtcd-<name>-reaper``.
         device: of the stream.
         priority: as torch counts: lower numbers go first.
+        lost: told, on one of the threads, when the device has failed for good; calls then end in that error.
     """
 
-    def __init__(self, name: str, device: torch.device, priority: int = 0) -> None:
+    def __init__(
+        self, name: str, device: torch.device, priority: int = 0, lost: Lost = lambda _: None
+    ) -> None:
         self.name = name
+        self._device, self._lost = device, lost
         self._stream = torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]  # torch says no types
         self._launcher = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}")
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}-reaper")
@@ -84,17 +90,21 @@ class CudaStream:
         self, call: Callable[[T], U], after: Future[T], watch: Watch | None, event: CudaEvent[U]
     ) -> None:
         outcome: Future[U] = Future()
-        # Blocking: who waits for it sleeps.
-        mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
         begin = 0.0
-        with torch.cuda.stream(self._stream):
-            try:
-                value = self._behind(after)
-                begin = time.perf_counter()
-                outcome.set_result(call(value))
-            except BaseException as error:  # noqa: BLE001 - it ends the event, as in a thread pool
-                outcome.set_exception(error)
-            mark.record(self._stream)
+        try:
+            # Blocking: who waits for it sleeps.
+            mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
+            with torch.cuda.stream(self._stream):
+                try:
+                    value = self._behind(after)
+                    begin = time.perf_counter()
+                    outcome.set_result(call(value))
+                except BaseException as error:  # noqa: BLE001 - it ends the event, as in a thread pool
+                    outcome.set_exception(error)
+                mark.record(self._stream)
+        except RuntimeError as fault:
+            _fail(event, self._fatal(fault))
+            return
         if outcome.exception() is None:
             event.launched.set_result(_Launched(outcome.result(), mark))
         self._reaper.submit(self._reap, mark, outcome, watch if begin else None, begin, event)
@@ -123,40 +133,50 @@ class CudaStream:
         try:
             mark.synchronize()
         except RuntimeError as fault:
-            error = error or fault
+            error = self._fatal(fault)
         begin, self._idle = max(begin, self._idle), time.perf_counter()
         if watch is not None:
             watch(begin, self._idle)
         if error is None:
             event.set_result(outcome.result())
-            return
-        if not event.launched.done():
-            event.launched.set_exception(error)
-        event.set_exception(error)
+        else:
+            _fail(event, error)
+
+    def _fatal(self, fault: RuntimeError) -> DeviceLost:
+        """Tell of an error of the stream itself: CUDA has none there from which a process recovers."""
+        error = DeviceLost(str(self._device), str(fault))
+        self._lost(error)
+        return error
 
 
-def copies_on_cuda(device: torch.device) -> Stages:
-    """Return the stages of a host whose GPU holds blocks and packs none."""
-    return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT)))
+def _fail(event: CudaEvent[U], error: BaseException) -> None:
+    if not event.launched.done():
+        event.launched.set_exception(error)
+    event.set_exception(error)
 
 
-def on_cuda(device: torch.device) -> Stages:
+def copies_on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
+    """Return the stages of a host whose GPU holds blocks and packs none; see `CudaStream`."""
+    return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT, lost)))
+
+
+def on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
     """Return the stages of a host whose GPU does the work of the codec.
 
     A stage that launches runs on a stream of its own. One that reads what the device writes into host memory
     runs on a thread, which waits for the device; behind a stream it would find bytes that are still on their
-    way. `deflate` need not: `analyze` itself has waited for its symbols.
+    way. `deflate` need not: `analyze` itself has waited for its symbols. `lost` as of `CudaStream`.
     """
     check, scatter, gather, seal = (Lane(name) for name in ("check", "scatter", "gather", "seal"))
     return Stages(
         read=Stage("read", Lane("read")),
         check=Stage("check", check),
-        inflate=Stage("inflate", CudaStream("inflate", device, URGENT)),
-        synthesize=Stage("synthesize", CudaStream("synthesize", device, URGENT)),
+        inflate=Stage("inflate", CudaStream("inflate", device, URGENT, lost)),
+        synthesize=Stage("synthesize", CudaStream("synthesize", device, URGENT, lost)),
         scatter=Stage("scatter", scatter),
         gather=Stage("gather", gather),
-        analyze=Stage("analyze", CudaStream("analyze", device)),
-        deflate=Stage("deflate", CudaStream("deflate", device)),
+        analyze=Stage("analyze", CudaStream("analyze", device, lost=lost)),
+        deflate=Stage("deflate", CudaStream("deflate", device, lost=lost)),
         seal=Stage("seal", seal),
-        copy=Stage("copy", CudaStream("copy", device, URGENT)),
+        copy=Stage("copy", CudaStream("copy", device, URGENT, lost)),
     )

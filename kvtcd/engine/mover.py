@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtcd.core.errors import Corrupt, KvtcdError, StoreFailed, UnknownProfile
+from kvtcd.core.errors import Corrupt, DeviceLost, KvtcdError, StoreFailed, UnknownProfile
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form, Place
@@ -108,7 +108,8 @@ class Mover:
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
-        log = _log.debug if isinstance(error, StoreFailed) else _log.warning  # the writer logs store failures
+        told = isinstance(error, StoreFailed | DeviceLost)  # by the writer, and by who ends the process
+        log = _log.debug if told else _log.warning
         log("move %s to %s failed: %s", move.source, move.target, error)
         return Outcome(MoveFailed(move.key, damaged=damaged and move.source.form is Form.PACKED))
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support import fake_cuda
 
+from kvtcd.core.errors import DeviceLost
 from kvtcd.engine.cuda import CudaStream, copies_on_cuda, on_cuda
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.streams import came, occurred
@@ -84,6 +85,29 @@ async def test_a_device_and_a_thread_wait_for_each_other(monkeypatch) -> None:
         await each.close()
 
     assert (copied.result(), log) == (3, ["device", "thread"])
+
+
+@pytest.mark.parametrize("call", ["record", "synchronize"])
+async def test_a_device_that_is_lost_ends_every_call_and_is_told_of(monkeypatch, call) -> None:
+    fake_cuda.install(monkeypatch)
+    told, lane = [], Lane("lane")
+    one, two = (CudaStream(name, DEVICE, lost=told.append) for name in ("one", "two"))
+    fine = one.submit(lambda value: value, occurred("fine"))
+    await came(fine)
+    fake_cuda.break_down(monkeypatch, call)
+    first = one.submit(lambda _: 1, occurred(None))
+    chain = lane.submit(lambda value: value, two.submit(lambda value: value, first))
+    raising = one.submit(lambda _: 1 / 0, occurred(None))
+    for event in (first, chain, raising):
+        await came(event)
+    for stream in (one, two, lane):
+        await stream.close()
+
+    assert fine.result() == "fine"
+    assert isinstance(first.exception(), DeviceLost)
+    assert isinstance(chain.exception(), DeviceLost)
+    assert isinstance(raising.exception(), DeviceLost)
+    assert "illegal memory access" in str(told[0])
 
 
 async def test_the_times_of_calls_on_one_stream_do_not_overlap(monkeypatch) -> None:

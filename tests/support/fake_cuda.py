@@ -71,6 +71,15 @@ def _current_stream(_device: torch.device) -> _Stream | type[_Default]:
     return getattr(_current, "stream", _Default)
 
 
+def break_down(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """From now on let `record` or `synchronize` of every event fail, as after an illegal access."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(_Event, call, fail)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put it in CUDA's place until the test ends."""
     stand_ins = {"Stream": _Stream, "Event": _Event, "stream": _stream, "current_stream": _current_stream}
