@@ -41,6 +41,20 @@ def test_a_leased_block_on_disk_alone_is_not_lost_for_others() -> None:
     assert [number for number, _ in scene.lost] == [1, 2, 3, 4, 5]
 
 
+def test_the_disk_copy_of_a_leased_block_may_go_when_the_host_has_another() -> None:
+    scene = Scene(policy(disk=DiskTier(high=0.9, low=0.5)), host=100, disk=20)
+    for number in range(9):
+        scene.recover(number)
+    scene.read(0)
+    for number in range(1, 9):
+        scene.tell(ev.Touch((key(number),)))
+    scene.lease(0)
+    scene.recover(9)
+
+    assert scene.where(0) == "host"
+    assert [number for number, _ in scene.lost] == [1, 2, 3, 4]
+
+
 def test_a_leased_block_may_move_down() -> None:
     scene = Scene(brim(), host=30)
     for number in range(3):
@@ -92,20 +106,20 @@ def test_it_ends_with_its_lease() -> None:
     assert scene.where(0) == ""
 
 
-@pytest.mark.parametrize("disk", [0, 100])
-def test_leases_hold_at_most_half_of_the_last_tier(disk) -> None:
+@pytest.mark.parametrize(("disk", "most"), [(0, 5), (60, 3)])
+def test_leases_hold_at_most_half_of_the_last_tier(disk, most) -> None:
     scene = Scene(policy(), host=100, disk=disk)
     for number in range(6):
         scene.put(number)
         scene.settle_down()
 
-    assert scene.answers[scene.lease(*range(5))] is None
+    assert scene.answers[scene.lease(*range(most))] is None
     assert scene.answers[scene.lease(5)] is Reason.PINNED
     assert scene.answers[scene.lease(0, 1)] is None, "what is leased already counts once"
     scene.unlease(0, 1)
     assert scene.answers[scene.lease(5)] is Reason.PINNED
-    scene.unlease(*range(5))
-    assert scene.answers[scene.lease(5)] is None
+    scene.unlease(*range(most))
+    assert scene.answers[scene.lease(*range(1, most + 1))] is None
 
 
 def test_leases_hold_at_most_half_of_what_a_namespace_may_have() -> None:

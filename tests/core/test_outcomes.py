@@ -95,6 +95,25 @@ def test_whoever_waits_for_a_block_to_be_on_disk_alone_is_told_that_it_was_damag
     assert scene.where(0) != "", "the host copy was fine"
 
 
+def test_a_copy_on_a_gpu_does_not_outlive_a_damaged_base() -> None:
+    scene = Scene(policy(host=HostTier("raw", high=1.0, low=1.0)), host=10, gpu=20)
+    scene.put(0)
+    scene.settle_down()
+    scene.prefetch(0, Tier.GPU)
+    scene.settle_down()
+    scene.put(1)
+    scene.settle_down()
+    scene.delete(1)
+    assert scene.where(0) == "gpu disk"
+    scene.catalog.room.refill_later(key(0))
+    scene.tell(ev.Tick())
+    scene.end(0, damaged=True)
+
+    assert scene.where(0) == ""
+    assert scene.used(Tier.GPU) == 0
+    assert scene.lost == [(0, Reason.DAMAGED)]
+
+
 # Failures ---------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +137,9 @@ def test_a_failed_packing_leaves_the_block_raw() -> None:
         scene.put(number)
     scene.end(0, failed=True)
     scene.settle_down()
+    for number in range(6, 12):
+        scene.put(number)
+        scene.settle_down()
 
     assert scene.where(0) == "host"
     assert [str(move.target) for move in scene.started if move.key == key(0)] == ["packed"]

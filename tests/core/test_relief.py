@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.scene import PACKED, RAW, WAITS, Scene, policy
 
+from kvtcd.core import events as ev
 from kvtcd.core.events import Reason
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Evict, HostTier
@@ -205,6 +206,17 @@ def test_without_a_disk_blocks_are_packed_and_packed_ones_are_lost_only_for_newc
     assert sum(scene.where(number) == "packed" for number in range(60)) > 8, "it goes on so"
 
 
+def test_a_host_without_room_to_pack_in_loses_nothing_ahead_of_need() -> None:
+    scene = Scene(policy(host=HostTier(high=0.95, low=0.85)), host=20, disk=0)
+    scene.put(0)
+    scene.put(1)
+    before = list(scene.lost)
+    scene.put(2)
+
+    assert before == []
+    assert scene.lost == [(0, Reason.NO_TIER)]
+
+
 def test_where_nothing_can_be_packed_in_place_blocks_go_to_disk() -> None:
     scene = Scene(full(form="raw-then-packed"), host=30)
     for number in range(3):
@@ -259,14 +271,14 @@ def test_packed_copies_leave_leaf_first() -> None:
 
 def test_a_gpu_drops_prefixes_without_regard_to_leaves() -> None:
     scene = Scene(policy(), host=100, gpu=20)
-    for number in range(3):
-        scene.put(number, number - 1 if number else None)
+    for number, parent in ((0, None), (1, 0), (2, None), (3, None)):
+        scene.put(number, parent)
         scene.settle_down()
-    for number in (0, 1, 2):
+    for number in (0, 2, 3):
         scene.prefetch(number, Tier.GPU)
         scene.settle_down()
 
-    assert [scene.where(number) for number in range(3)] == ["host disk", "gpu host disk", "gpu host disk"]
+    assert [scene.where(number) for number in (0, 2, 3)] == ["host disk", "gpu host disk", "gpu host disk"]
 
 
 # Pressure ---------------------------------------------------------------------------------------------------
@@ -299,8 +311,9 @@ def test_a_patient_newcomer_waits_for_the_packer(pressed) -> None:
     assert (pressed.answers[ticket], pressed.lost) == (None, [])
 
 
-def test_pressure_loses_leaves_first() -> None:
-    scene = Scene(full(), host=50, descents=1)
+@pytest.mark.parametrize("form", ["raw", "raw-then-packed"])
+def test_pressure_loses_leaves_first(form) -> None:
+    scene = Scene(full(form=form), host=50, descents=1)
     for number in range(4):
         scene.put(number, number - 1 if number else None)
     scene.put(4)
@@ -308,6 +321,19 @@ def test_pressure_loses_leaves_first() -> None:
     scene.put(5)
 
     assert scene.lost == [(3, Reason.PRESSURE)]
+
+
+def test_a_newcomer_does_not_wait_for_what_is_leaving() -> None:
+    scene = Scene(full(), host=50, descents=1)
+    for number in range(5):
+        scene.put(number)
+    left = scene.put(5, patient=True)
+    assert scene.moving() == ["0 host-disk"]
+    scene.tell(ev.Cancel(left))
+    ticket = scene.put(6)
+
+    assert scene.answers[ticket] is None
+    assert scene.lost == [(1, Reason.PRESSURE)]
 
 
 def test_what_somebody_waits_for_to_be_durable_is_not_lost() -> None:

@@ -277,8 +277,9 @@ def test_a_prefetch_outlives_the_first_reader_of_a_block_that_would_not_stay() -
     assert "gpu" in scene.where(0)
 
 
-def test_whoever_leaves_takes_his_wish_with_him() -> None:
-    scene = Scene(policy(host=BRIM, disk=EVICT, promote=Promote("gpu", on_hit=1)), host=10, gpu=20)
+@pytest.mark.parametrize("hits", [1, 2])
+def test_whoever_leaves_takes_his_wish_with_him(hits) -> None:
+    scene = Scene(policy(host=BRIM, disk=EVICT, promote=Promote("gpu", on_hit=hits)), host=10, gpu=20)
     scene.put(0)
     assert scene.answers[scene.get(0)] is None
     scene.settle_down()
@@ -291,6 +292,18 @@ def test_whoever_leaves_takes_his_wish_with_him() -> None:
     assert not room.promotions
     assert not room.passing
     assert key(1) not in room.lifts
+
+
+def test_a_put_that_is_withdrawn_gets_no_room() -> None:
+    scene = Scene(policy(host=BRIM, disk=EVICT), host=20)
+    for number in range(2):
+        scene.put(number)
+    ticket, next_one = scene.put(2, patient=True), scene.put(3, patient=True)
+    scene.tell(ev.Cancel(ticket))
+    scene.settle_down()
+
+    assert (scene.answers[ticket], scene.answers[next_one]) == (WAITS, None)
+    assert scene.where(2) == ""
 
 
 # Other rules ------------------------------------------------------------------------------------------------
@@ -461,6 +474,23 @@ def test_a_block_that_is_evicted_by_request_leaves_all_of_memory() -> None:
     assert scene.answers[ticket] is None
     assert scene.where(0) == "disk"
     assert Place.PACKED not in scene.catalog.residents.entries[key(0)].copies
+
+
+def test_a_block_that_is_to_be_on_disk_alone_leaves_all_places_though_it_had_to_go_anyway() -> None:
+    """A newcomer's need sends it down before its own turn comes."""
+    scene = Scene(policy(host=BRIM, disk=EVICT), host=20, gpu=20, descents=1)
+    scene.put(0)
+    scene.prefetch(0, Tier.GPU)
+    scene.settle_down()
+    scene.put(1)
+    scene.settle(1)
+    ticket = scene.settle(0, evict=True)
+    scene.put(2, patient=True)
+    assert scene.moving() == ["1 host-disk"]
+    scene.settle_down()
+
+    assert scene.answers[ticket] is None
+    assert scene.where(0) == "disk"
 
 
 def test_a_put_of_what_is_here_counts_as_a_use() -> None:

@@ -7,7 +7,8 @@ from support.scene import PACKED, RAW, WAITS, Scene, key, policy
 from kvtcd.core import events as ev
 from kvtcd.core.events import Reason
 from kvtcd.core.place import Tier
-from kvtcd.core.policy import DiskTier, HostTier, Share
+from kvtcd.core.policy import DiskTier, HostTier, Promote, Share
+from kvtcd.core.room import REFILLS
 
 EVICT = DiskTier("evict", high=1.0, low=1.0)
 RAW_HOST = HostTier("raw", high=1.0, low=1.0)
@@ -33,7 +34,7 @@ def test_a_namespace_has_no_more_of_the_host_than_its_share() -> None:
 
 
 def test_who_waits_for_his_own_share_keeps_nobody_else_waiting() -> None:
-    scene = Scene({1: brim(share=Share(host=0.2)), 2: brim()}, host=100)
+    scene = Scene({1: brim(share=Share(host=0.25)), 2: brim()}, host=100)
     for number in range(2):
         scene.put(number)
     full = scene.put(2)
@@ -42,7 +43,7 @@ def test_who_waits_for_his_own_share_keeps_nobody_else_waiting() -> None:
 
     assert scene.answers[full] == WAITS
     assert scene.answers[other] is None
-    assert scene.answers[same] == WAITS, "in its turn"
+    assert scene.answers[same] == WAITS, "it would fit, but waits for its turn"
     assert scene.used(Tier.HOST, 2) == RAW
 
 
@@ -173,6 +174,28 @@ def test_packed_copies_of_a_namespace_without_room_keep_no_others_down() -> None
     scene.tell(ev.Tick())
 
     assert scene.moving() == ["1 disk-packed"]
+
+
+def test_only_the_latest_packed_copies_wait_to_come_back() -> None:
+    scene = Scene(brim(), disk=REFILLS * RAW)
+    for number in range(REFILLS + 10):
+        scene.recover(number)
+    for number in range(REFILLS + 10):
+        scene.catalog.room.refill_later(key(number))
+
+    assert list(scene.catalog.room.refills) == [key(number) for number in range(10, REFILLS + 10)]
+
+
+def test_a_block_that_is_larger_than_the_gpu_pushes_nothing_out_of_it() -> None:
+    scene = Scene(brim(promote=Promote("gpu")), host=100, gpu=15)
+    scene.put(0)
+    scene.read(0)
+    scene.settle_down()
+    scene.put(1, nbytes=20)
+    scene.read(1)
+
+    assert scene.where(0) == "gpu host"
+    assert not scene.catalog.room.lifts
 
 
 def test_a_large_block_is_not_overtaken_for_ever() -> None:

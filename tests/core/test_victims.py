@@ -162,6 +162,24 @@ def test_when_children_on_the_host_hold_the_whole_disk_a_parent_goes_all_the_sam
     assert tiers.victims(Place.DISK, 1) == [parent]
 
 
+def test_while_something_leaves_a_parent_waits_for_that() -> None:
+    tiers = Tiers()
+    tiers.add(0, None, Place.DISK)
+    tiers.add(1, 0)
+    disk = tiers.residents.shelves[Tier.DISK]
+    disk.drop(1, 1)
+
+    assert tiers.victims(Place.DISK, 1) == []
+
+
+def test_a_copy_that_others_are_to_leave_for_stays() -> None:
+    tiers = Tiers()
+    entry, other = tiers.add(0, None, Place.DISK), tiers.add(1, None, Place.DISK)
+    tiers.residents.outgoing[entry.key] = (Place.HOST,)
+
+    assert tiers.victims(Place.DISK, 2) == [other]
+
+
 def test_a_block_does_not_continue_itself() -> None:
     tiers = Tiers()
     entry = tiers.add(0, 0)
