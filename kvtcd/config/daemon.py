@@ -32,7 +32,7 @@ class Host(Table):
 class Gpu(Table):
     """The GPU tier: raw blocks on a CUDA device, on top of those on the host; and which device that is."""
 
-    capacity: Size | Literal["auto"] = "auto"
+    capacity: Size | Literal["auto"] = 0
     """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
     device: Annotated[int, Field(ge=0)] = 0
 
@@ -58,7 +58,7 @@ class Codec(Table):
     """Where profiles lie, and what packs and unpacks."""
 
     profiles: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd/profiles")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the products run; ``auto``: on the device of `Gpu` where there is one. Blobs are the same."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
     """Threads of one matrix product on the CPU; 0: half of the cores."""

@@ -43,10 +43,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Govern:
-    """A namespace has blocks from now on, or something else holds for them.
-
-    `on_disk`: its tenant has a place on disk.
-    """
+    """A namespace has blocks from now on, or other rules; `on_disk`: its tenant has a place on disk."""
 
     namespace: int
     tenant: str
@@ -63,7 +60,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Nothing enters a namespace any more: who waits for room in it is denied."""
+    """Nothing enters a namespace any more."""
 
     namespace: int
 
