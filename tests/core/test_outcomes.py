@@ -129,6 +129,7 @@ def test_a_failed_move_down_leaves_the_source_and_all_accounts_as_they_were() ->
     assert scene.moves == [], "it is not tried in a loop"
     scene.settle(0)
     assert scene.moving() == ["0 host-disk"], "but when somebody asks again"
+    assert not scene.catalog.residents.failed
 
 
 def test_a_failed_packing_leaves_the_block_raw() -> None:

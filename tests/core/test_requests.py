@@ -84,6 +84,7 @@ def test_a_block_that_was_never_promoted_stays_raw_until_there_is_need() -> None
     scene.read(0)
 
     assert scene.where(0) == "host disk"
+    assert not scene.catalog.room.passing
 
 
 def test_promotion_to_a_gpu_copies_what_is_asked_for_there_too() -> None:
@@ -274,7 +275,7 @@ def test_a_prefetch_outlives_the_first_reader_of_a_block_that_would_not_stay() -
     scene.settle_down()
 
     assert scene.answers[ticket] is None
-    assert "gpu" in scene.where(0)
+    assert [str(move.target) for move in scene.started if move.key == key(0)] == ["host", "gpu"]
 
 
 @pytest.mark.parametrize("hits", [1, 2])
@@ -292,6 +293,20 @@ def test_whoever_leaves_takes_his_wish_with_him(hits) -> None:
     assert not room.promotions
     assert not room.passing
     assert key(1) not in room.lifts
+
+
+def test_whoever_leaves_takes_no_other_wish_with_him() -> None:
+    scene = Scene(policy(host=BRIM, disk=EVICT), host=10)
+    scene.put(0)
+    scene.get(0)
+    scene.recover(1)
+    get, prefetch = scene.get(1), scene.prefetch(1)
+    scene.tell(ev.Cancel(get))
+    scene.tell(ev.Release(key(0)))
+    scene.settle_down()
+
+    assert (scene.answers[get], scene.answers[prefetch]) == (WAITS, None)
+    assert scene.where(1) == "host disk"
 
 
 def test_a_put_that_is_withdrawn_gets_no_room() -> None:
@@ -334,6 +349,28 @@ def test_a_smaller_share_of_the_disk_tells_those_who_wait_for_durability() -> No
     scene.settle_down()
 
     assert scene.answers[runs] is None, "what runs is not broken off"
+
+
+def test_a_promotion_that_runs_is_not_broken_off_by_a_smaller_share() -> None:
+    scene = Scene(policy())
+    scene.recover(0)
+    ticket = scene.get(0)
+    scene.govern(1, policy(share=Share(host=5)))
+    assert scene.answers[ticket] == WAITS
+    scene.end(0)
+
+    assert scene.answers[ticket] is None
+
+
+def test_a_block_expires_once() -> None:
+    scene = Scene(policy(disk=DiskTier(ttl=10)))
+    scene.put(0)
+    scene.get(0)
+    scene.now += 20
+    for _ in range(3):
+        scene.tell(ev.Tick())
+
+    assert scene.lost == [(0, Reason.EXPIRED)]
 
 
 def test_another_policy_of_eviction_takes_over_the_order() -> None:
@@ -491,6 +528,29 @@ def test_a_block_that_is_to_be_on_disk_alone_leaves_all_places_though_it_had_to_
 
     assert scene.answers[ticket] is None
     assert scene.where(0) == "disk"
+
+
+def test_a_block_on_disk_that_is_to_be_there_alone_leaves_memory_at_once() -> None:
+    scene = Scene(policy())
+    scene.put(0)
+    scene.settle_down()
+    ticket = scene.settle(0, evict=True)
+
+    assert scene.answers[ticket] is None
+    assert scene.where(0) == "disk"
+
+
+def test_a_reader_does_not_keep_a_block_that_is_to_be_on_disk_alone() -> None:
+    scene = Scene(policy(disk=EVICT))
+    scene.put(0)
+    ticket = scene.settle(0, evict=True)
+    scene.get(0)
+    scene.end(0)
+    during = scene.where(0)
+    scene.tell(ev.Release(key(0)))
+
+    assert (during, scene.where(0)) == ("host disk", "disk")
+    assert scene.answers[ticket] is None
 
 
 def test_a_put_of_what_is_here_counts_as_a_use() -> None:
