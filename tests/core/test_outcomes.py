@@ -8,7 +8,7 @@ from support.scene import PACKED, RAW, WAITS, Scene, key, policy
 from kvtcd.core import events as ev
 from kvtcd.core.events import Reason
 from kvtcd.core.place import Tier
-from kvtcd.core.policy import DiskTier, HostTier
+from kvtcd.core.policy import DiskTier, HostTier, Promote
 
 EVICT = DiskTier("evict", high=1.0, low=1.0)
 
@@ -130,6 +130,36 @@ def test_a_failed_move_down_leaves_the_source_and_all_accounts_as_they_were() ->
     scene.settle(0)
     assert scene.moving() == ["0 host-disk"], "but when somebody asks again"
     assert not scene.catalog.residents.failed
+
+
+def test_a_block_that_could_not_leave_is_not_to_leave_any_more() -> None:
+    scene = Scene(policy(host=HostTier("raw", high=1.0, low=1.0), disk=EVICT), host=20)
+    for number in range(2):
+        scene.put(number)
+    scene.put(2, patient=True)
+    scene.tell(ev.Cancel(scene.ticket))
+    assert scene.moving() == ["0 host-disk"]
+    scene.end(0, failed=True)
+    scene.settle(0)
+    scene.settle_down()
+
+    assert scene.where(0) == "host disk"
+
+
+def test_a_block_that_leaves_the_host_before_it_could_be_lifted_is_forgotten_for_that() -> None:
+    scene = Scene(policy(host=HostTier("raw", high=1.0, low=1.0), promote=Promote("gpu")), host=20, gpu=10)
+    for number in range(2):
+        scene.put(number)
+        scene.settle_down()
+    scene.read(1)
+    scene.read(0)
+    assert scene.moving() == ["1 host-gpu"], "there is no room for both"
+    scene.put(2)
+    assert scene.where(0) == "disk"
+
+    assert not scene.catalog.room.lifts
+    scene.settle_down()
+    assert "gpu" not in scene.where(0)
 
 
 def test_a_failed_packing_leaves_the_block_raw() -> None:

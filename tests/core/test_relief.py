@@ -269,6 +269,15 @@ def test_packed_copies_leave_leaf_first() -> None:
     assert scene.moving() == ["2 packed-disk", "1 packed-disk", "0 packed-disk"]
 
 
+def test_the_disk_loses_the_end_of_a_prefix_first() -> None:
+    scene = Scene(policy(disk=DiskTier(high=0.9, low=0.5)), host=100, disk=10 * PACKED)
+    for number in range(9):
+        scene.recover(number, number - 1 if number else None)
+    scene.recover(9)
+
+    assert [number for number, _ in scene.lost] == [8, 7, 6, 5, 4]
+
+
 def test_a_gpu_drops_prefixes_without_regard_to_leaves() -> None:
     scene = Scene(policy(), host=100, gpu=20)
     for number, parent in ((0, None), (1, 0), (2, None), (3, None)):
