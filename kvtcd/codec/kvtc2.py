@@ -28,7 +28,7 @@ from kvtcd.core.blob import BasisId, CodecId, Header
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
 
-GUARD = 4.0
+GUARD = 2.0
 """The bound as a multiple of the error that calibration measured at the same step."""
 RECENT = 8
 """Half octaves by which the step of the most recent tokens is finer."""

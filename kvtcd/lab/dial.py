@@ -29,10 +29,10 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import PART
 
-_MOST, _LEAST = 0.5, 0.01
+_MOST, _LEAST = 0.85, 0.01
 """Shares of all features that are coded at the step the basis is trimmed for, and at the coarsest step."""
 _GRID = 2**0.75
-_FINER = 4
+_FINER = 2
 """Further steps below, where codes get longer and no more components come in."""
 _STEPS = 20
 _RESAMPLES = 2_000
@@ -88,7 +88,7 @@ def measure(
 def _point(
     loaded: LoadedModel, identity: Identity, coder: Stepped, documents: Sequence[Document], step: float
 ) -> Point | None:
-    """Measure one step; None where it is too fine for the codes there are."""
+    """Measure one step; None where it is too fine for the codes there are, or to be measured."""
     sizes, qualities, errors = evaluate.Size(), [], []
     for document in documents:
         recent = len(document.continuation)
@@ -104,6 +104,8 @@ def _point(
         qualities.append(evaluate.quality(document.logits, logits, document.continuation))
         errors += [_errors(coder, block, step, recent) for block in document.blocks]
     low, high = _interval([quality.kl for quality in qualities])
+    if low <= 0.0:  # less than the sum of a distribution's float32 logarithms can tell
+        return None
     return Point(
         step=step,
         ratio=sizes.ratio,
