@@ -262,6 +262,23 @@ def test_a_prefetch_to_a_gpu_brings_up_again_what_left_the_host_meanwhile() -> N
     assert [scene.answers[busy], scene.answers[waiting]] == [None, None]
 
 
+def test_a_prefetch_to_a_gpu_that_is_just_dropping_the_block_waits_for_that() -> None:
+    scene = Scene(policy(), gpu=10)
+    for number in (0, 1):
+        scene.put(number)
+        scene.settle_down()
+    scene.prefetch(0, Tier.GPU)
+    scene.settle_down()
+    scene.lingering = True
+    other = scene.prefetch(1, Tier.GPU)
+    assert scene.drops == [(0, Place.GPU)]
+    ticket = scene.prefetch(0, Tier.GPU)
+    scene.vanish()
+    scene.settle_down()
+
+    assert [scene.answers[other], scene.answers[ticket]] == [None, None]
+
+
 def test_a_prefetch_outlives_the_first_reader_of_a_block_that_would_not_stay() -> None:
     scene = Scene(policy(promote=Promote(on_hit=2)), gpu=10)
     scene.put(1)

@@ -50,12 +50,15 @@ class Scene:
     on_disk: bool = True
     whole: Policy | None = None
     """Whose marks are those of the tiers; the first one's, if not given."""
+    lingering: bool = False
+    """Dropped bytes are gone only when `vanish` says so."""
 
     def __post_init__(self) -> None:
         self.now = self.ticket = 0
         self.moves: list[ev.Move] = []
         self.drops: list[tuple[int, Place]] = []
         self.lost: list[tuple[int, Reason]] = []
+        self.left: list[ev.Event] = []
         self.answers: dict[int, Answer] = {}
         self.puts: dict[int, RecordKey] = {}
         self.started: list[ev.Move] = []
@@ -90,7 +93,7 @@ class Scene:
                         self.started.append(action)
                     case ev.Drop(dropped, place):
                         self.drops.append((dropped[0], place))
-                        pending.append(ev.Dropped(dropped, place))
+                        (self.left if self.lingering else pending).append(ev.Dropped(dropped, place))
                     case ev.Lost(lost, _, reason):
                         self.lost.append((lost[0], reason))
             check(self.catalog)
@@ -157,6 +160,12 @@ class Scene:
         """End all moves, and those that they lead to."""
         while self.moves:
             self.end()
+
+    def vanish(self) -> None:
+        """Let the bytes of all dropped copies be gone, and drop at once from now on."""
+        self.lingering = False
+        self.tell(*self.left)
+        self.left.clear()
 
     # What is seen -------------------------------------------------------------------------------------------
 
