@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from kvtcd.core.account import Account
 from kvtcd.core.entry import Entry
@@ -80,6 +81,7 @@ class _Search:
         """How many copies that continue a block are among those found."""
 
     def __iter__(self) -> Iterator[Entry]:
+        self._name_again()
         entries, waiting = self._residents.entries, self._leaving
         for part, seat in _idle_longest(self._parts):
             entry = entries[seat.block.key]
@@ -93,6 +95,13 @@ class _Search:
         if not waiting:
             held = (entries[key] for part in self._parts for key in part.held)
             yield from [entry for entry in held if not self._busy(entry)]
+
+    def _name_again(self) -> None:
+        """Name what a search passed over for what continues it: that is no reason not to pack it."""
+        for part in self._parts if self._packing else ():
+            for key in reversed([*islice(part.held, MOST)]):
+                if not self._leaf_wise(self._residents.entries[key]):
+                    part.release(key)
 
     def _upwards(self, entry: Entry) -> Iterator[Entry]:
         """Yield a leaf, then those above it that came to their turn before and thereby become leaves."""

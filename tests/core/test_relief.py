@@ -345,6 +345,38 @@ def test_a_newcomer_does_not_wait_for_what_is_leaving() -> None:
     assert scene.lost == [(1, Reason.PRESSURE)]
 
 
+def test_pressure_loses_leaves_first_while_something_leaves() -> None:
+    scene = Scene(full(form="raw-then-packed"), host=60, descents=1)
+    scene.put(9)
+    for number in range(4):
+        scene.put(number, number - 1 if number else None)
+    scene.put(4)
+    left = scene.put(5, patient=True)
+    assert scene.moving() == ["9 host-disk"]
+    scene.tell(ev.Cancel(left))
+    scene.put(6)
+
+    assert scene.lost == [(3, Reason.PRESSURE)]
+
+
+def test_a_prefix_that_pressure_passed_over_is_still_the_first_to_be_packed() -> None:
+    scene = Scene(packing(high=1.0, low=1.0), host=60, descents=1)
+    for number in range(4):
+        scene.put(number, number - 1 if number else None)
+    scene.put(4)
+    scene.put(5)
+    scene.settle(5)
+    scene.put(6)
+    assert scene.lost == [(3, Reason.PRESSURE)]
+    scene.settle_down()
+    scene.delete(4)  # there must be room to pack in
+    scene.tell(ev.Mark(packing(high=0.7, low=0.5)))
+    scene.settle_down()
+
+    packed = [move.key[0] for move in scene.started if str(move.target) == "packed"]
+    assert packed[:2] == [0, 1]
+
+
 def test_what_somebody_waits_for_to_be_durable_is_not_lost() -> None:
     scene = Scene(full(), host=50, descents=1)
     for number in range(5):
