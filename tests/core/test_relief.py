@@ -139,6 +139,23 @@ def test_packed_copies_that_are_on_disk_already_are_dropped() -> None:
     assert scene.moving()[0] == "3 host-packed", "there is nothing packed left, and so the raw ones are next"
 
 
+def test_packed_copies_stay_while_raw_ones_are_on_their_way() -> None:
+    """More must go than one move frees; but the packer is at it, and what is packed is dear."""
+    scene = Scene(packing(disk=DiskTier("evict")), host=100, descents=1)
+    for number in range(6):
+        scene.put(number)
+    scene.end(0)
+    scene.tell(ev.Mark(full()))
+    scene.settle_down()
+    scene.settle(0)
+    scene.settle_down()
+    assert scene.where(0) == "packed disk"
+    scene.tell(ev.Mark(packing(high=0.3, low=0.1)))
+
+    assert [move.split()[1] for move in scene.moving()] == ["host-packed"]
+    assert scene.where(0) == "packed disk"
+
+
 def test_without_packed_copies_raw_ones_are_packed_whatever_their_share() -> None:
     scene = Scene(packing(raw=1.0), host=100)
     for number in range(6):

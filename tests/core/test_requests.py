@@ -262,21 +262,21 @@ def test_a_prefetch_to_a_gpu_brings_up_again_what_left_the_host_meanwhile() -> N
     assert [scene.answers[busy], scene.answers[waiting]] == [None, None]
 
 
-def test_a_prefetch_to_a_gpu_that_is_just_dropping_the_block_waits_for_that() -> None:
+def test_who_wants_a_block_that_is_just_going_waits_for_that() -> None:
     scene = Scene(policy(), gpu=10)
-    for number in (0, 1):
-        scene.put(number)
-        scene.settle_down()
+    scene.put(0)
+    scene.settle_down()
     scene.prefetch(0, Tier.GPU)
     scene.settle_down()
     scene.lingering = True
-    other = scene.prefetch(1, Tier.GPU)
-    assert scene.drops == [(0, Place.GPU)]
-    ticket = scene.prefetch(0, Tier.GPU)
+    scene.settle(0, evict=True)
+    assert scene.drops == [(0, Place.GPU), (0, Place.HOST)]
+    lift, read = scene.prefetch(0, Tier.GPU), scene.get(0)
     scene.vanish()
     scene.settle_down()
 
-    assert [scene.answers[other], scene.answers[ticket]] == [None, None]
+    assert [scene.answers[lift], scene.answers[read]] == [None, None]
+    assert scene.where(0) == "gpu host disk"
 
 
 def test_a_prefetch_outlives_the_first_reader_of_a_block_that_would_not_stay() -> None:
@@ -377,6 +377,14 @@ def test_a_promotion_that_runs_is_not_broken_off_by_a_smaller_share() -> None:
     scene.end(0)
 
     assert scene.answers[ticket] is None
+
+
+def test_what_is_here_is_read_even_if_it_would_not_fit_any_more() -> None:
+    scene = Scene(policy())
+    scene.put(0)
+    scene.govern(1, policy(share=Share(host=5)))
+
+    assert scene.answers[scene.get(0)] is None
 
 
 def test_a_block_expires_once() -> None:

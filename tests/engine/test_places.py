@@ -241,6 +241,54 @@ async def test_nothing_is_remembered_of_a_block_whose_copies_went_in_one_turn(tm
         assert not toy.memory._copies
 
 
+# Pressure, and other policies -------------------------------------------------------------------------------
+
+
+async def test_what_is_packed_in_a_hurry_is_packed_losslessly_and_comes_back(tmp_path) -> None:
+    policy = Policy(
+        "hurry", host=HostTier("raw", high=1.0, low=1.0), disk=DiskTier("evict"), evict=LRU,
+        packer_behind="lossless",
+    )  # fmt: skip
+    async with toy_service(tmp_path, host=12 * BLOCK_BYTES, policy=policy) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        await store_each(service, ns, *range(12))
+        (codec,) = toy.codecs
+        codec.gate.clear()  # the packer stands still, with all it may take
+        flushing = asyncio.create_task(service.blocks.flush(ns, [key(n) for n in range(4, 12)], b"", soon()))
+        await asyncio.sleep(0)
+        newcomers = asyncio.create_task(store_each(service, ns, 20, 21, 22))
+        await asyncio.sleep(0.05)
+        codec.gate.set()
+        await newcomers
+        await flushing
+        bodies = [await fetch(service, ns, number) for number in [*range(12), 20, 21, 22]]
+        hurried = service.metrics.lossless_because.labels("hurry")._value.get()
+
+    assert bodies == [block(number) for number in [*range(12), 20, 21, 22]]
+    assert hurried > 0
+    assert block(0) not in codec.afters, "the coldest was packed by another codec"
+    assert block(4) in codec.afters
+
+
+async def test_a_reload_sets_the_marks_of_the_tiers_and_shares_of_namespaces(tmp_path) -> None:
+    async with toy_service(tmp_path, host=ROOMY, policy=PACKING) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        await store_each(service, ns, *range(7))
+        await service._driver.idle()
+        before = moves(toy)
+        host = HostTier("raw-then-packed", raw=0.0, high=0.25, low=0.2)
+        await service.reload((replace(PACKING, host=host, share=Share(host=0.75)),))
+        await service._driver.idle()
+        shelf = toy.catalog.residents.shelves[Tier.HOST]
+        after = moves(toy)
+        bodies = [await fetch(service, ns, number) for number in range(7)]
+
+    assert (before, after["host-packed"] > 2) == ({}, True)
+    assert (shelf.whole.high, shelf.whole.low) == (4 * BLOCK_BYTES, int(3.2 * BLOCK_BYTES))
+    assert shelf.room(ns.number) == 12 * BLOCK_BYTES
+    assert bodies == [block(number) for number in range(7)]
+
+
 # Restart ----------------------------------------------------------------------------------------------------
 
 
