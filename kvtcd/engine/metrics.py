@@ -25,7 +25,7 @@ class Metrics:
         )
         self.packed = self._counter("packed_blocks", "Blocks packed, by the codec used", "codec")
         self.lossless_because = self._counter(
-            "lossless_fallbacks", "Blocks stored finer or losslessly although the policy asks for less", "reason"
+            "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks", "reason"
         )
         self.unprofiled = self._counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
