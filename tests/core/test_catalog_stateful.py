@@ -351,7 +351,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.patch.stop()
 
     def catch_up(self) -> None:
-        for _ in range(10_000):
+        for _ in range(1_000):
             if self.world.moves:
                 self.finish(self.world.moves[0], "moved", 0)
             elif self.world.drops:
@@ -365,6 +365,8 @@ class CatalogMachine(RuleBasedStateMachine):
             else:
                 break
             check(self.catalog)
+        else:
+            raise AssertionError("it never comes to rest")
 
 
 def raw(**fields: object) -> tuple[Policy, ...]:
