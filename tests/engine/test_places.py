@@ -130,7 +130,9 @@ async def test_a_block_goes_every_way_and_keeps_its_bytes(tmp_path) -> None:
 async def test_every_block_of_a_host_that_packs_comes_back(tmp_path) -> None:
     async with toy_service(tmp_path, host=ROOMY, policy=PACKING) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
-        await store_each(toy.service, ns, *range(40))
+        for number in range(40):
+            await store_each(toy.service, ns, number)
+            await toy.service._driver.idle()  # newcomers do not wait, and would have others lost
         bodies = [await fetch(toy.service, ns, number) for number in range(40)]
         await toy.service._driver.idle()
         check(toy.catalog)
