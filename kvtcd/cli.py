@@ -183,9 +183,10 @@ def demo(
     profile: Annotated[
         Path | None, typer.Option(help="A profile; default: calibrated once and cached.")
     ] = None,
-    ratio: Annotated[
-        int, typer.Option(help="Nominal ratio of the codec: 8, 16, 32 or 64. The higher, the less exact.")
-    ] = 16,
+    codec: Annotated[
+        str,
+        typer.Option(help="kvtc2 or kvtc with a ratio, kvtc2 with a divergence (below 1), or lossless."),
+    ] = "kvtc2:32",
     threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
     json: JsonOption = None,
 ) -> None:
@@ -197,7 +198,7 @@ def demo(
         document=document,
         tokens=tokens,
         profile=profile,
-        ratio=ratio,
+        codec=codec,
         threads=threads,
         json=json,
     )

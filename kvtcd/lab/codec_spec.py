@@ -65,7 +65,7 @@ class Spec:
         """Whether the dial is left to be swept."""
         return self.dial is None and self.name != _WITHOUT_DIAL
 
-    def choice(self, *, sinks: int, window: int) -> CodecChoice:
+    def choice(self, *, sinks: int = 4, window: int = 128) -> CodecChoice:
         """Return what a policy with this codec says."""
         if self.dial is None:
             return CodecChoice(self.name, sinks=sinks, window=window)

@@ -25,15 +25,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvtcd.client import Client
-from kvtcd.codec.fit import RATIOS
-from kvtcd.codec.kvtc import Kvtc
-from kvtcd.codec.profile import load
+from kvtcd.codec.choose import codec_for
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibrate import profile_for
+from kvtcd.lab.codec_spec import ProfileSource, Spec
 from kvtcd.lab.daemon import Daemon
 from kvtcd.lab.demo_report import Answer, Figures, SecondTurn, show
 from kvtcd.lab.figures import write_json
@@ -60,23 +59,24 @@ def command(
     document: Path | None,
     tokens: int | None,
     profile: Path | None,
-    ratio: int,
+    codec: str,
     threads: int,
     json: Path | None,
 ) -> None:
     """Run the demo, show a table, and write the figures if asked.
 
     Raises:
-        ConfigError: a ratio without a plan, or a document that cannot be read.
+        ConfigError: no such codec or dial, or a document that cannot be read.
         Unavailable: the model cannot be had, or the daemon does not start.
         UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
     """
-    if ratio not in RATIOS:
-        raise ConfigError("command line", "--ratio", f"is {ratio}, not one of {', '.join(map(str, RATIOS))}")
+    spec = Spec.parse(codec)
+    if spec.swept:
+        raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:0.02")
     torch.set_num_threads(threads)
     console = Console()
     with Progress(console=console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
-        demo = Demo(models.load(models.resolve(model, progress)), Phases(progress), CodecChoice(ratio=ratio))
+        demo = Demo(models.load(models.resolve(model, progress)), Phases(progress), spec.choice())
         own = document is not None
         figures = demo.run(Path(folder), text=_text(document), tokens=tokens, own=own, profile=profile)
     show(console, figures)
@@ -110,7 +110,7 @@ class Demo:
             (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
         raw_bytes = self.identity.layout.nbytes(len(document))
         policy = folder / "policy.toml"
-        policy.write_text(f'[codec]\nname = "{self.choice.name}"\nratio = {self.choice.ratio}\n')
+        policy.write_text(_policy(self.choice))
         daemon = Daemon(
             folder, host=4 * raw_bytes + (64 << 20), disk=1 << 30, profiles=profile.parent, policy=policy
         )  # fmt: skip
@@ -198,11 +198,7 @@ class Demo:
     def _codec_ratio(self, cache: DynamicCache, profile: Path) -> float:
         """Ratio over the coded tokens alone, without sinks and window."""
         blocks, choice = evaluate.cut(cache, self.identity), self.choice
-        encoder = Kvtc(
-            self.identity.layout, self.identity.rope, load(profile), int(choice.ratio or 0),
-            sinks=choice.sinks,
-            window=choice.window,
-        )  # fmt: skip
+        encoder = codec_for(self.identity, choice, ProfileSource(profile, self.identity)).encoder
         return evaluate.size(self.identity.layout, blocks, evaluate.encode(encoder, blocks)).ratio
 
     def _prompt(self, question: str) -> list[int]:
@@ -233,6 +229,13 @@ class Demo:
                 break
             token = self._read(cache, [token])[1]
         return said
+
+
+def _policy(choice: CodecChoice) -> str:
+    """Return a policy file that says `choice`."""
+    dials = (("ratio", choice.ratio), ("max_kl", choice.max_kl))
+    lines = [f"{name} = {value}" for name, value in dials if value is not None and choice.name != "lossless"]
+    return "\n".join(["[codec]", f'name = "{choice.name}"', *lines, ""])
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:

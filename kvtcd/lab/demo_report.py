@@ -74,7 +74,7 @@ def show(console: Console, figures: Figures) -> None:
     for name, value, remark in (
         ("cache, raw", f"{figures.raw_bytes / _MB:.1f} MB", "as the model computed it"),
         ("cache, stored", f"{figures.stored_bytes / _MB:.2f} MB", "on disk, everything counted"),
-        ("ratio", f"{figures.ratio:.1f}", "all tokens: sinks and window are kept exactly"),
+        ("ratio", f"{figures.ratio:.1f}", "all tokens: sinks are kept exactly, the window finer"),
         (
             "ratio of coded tokens",
             f"{figures.ratio_codec:.1f}",
@@ -100,7 +100,7 @@ def show(console: Console, figures: Figures) -> None:
     if any(answer.recomputed != answer.reused for answer in figures.answers):
         console.print(
             "Where the answers differ, the codec changed the model's mind: small models mind it most. "
-            "A lower --ratio is closer; `lossless` in a policy is exact."
+            "`--codec kvtc2:16` is closer, `--codec lossless` exact."
         )
     turn = figures.second_turn
     console.print(

@@ -18,7 +18,7 @@ from kvtcd.lab import models
 from kvtcd.lab.capture import prefill
 from kvtcd.lab.daemon import Daemon
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def test_a_lossless_cache_that_survived_a_restart_continues_as_if_nothing_had_happened(
@@ -53,17 +53,17 @@ def test_the_demo_goes_the_whole_way(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     result = subprocess.run(
         [sys.executable, "-m", "kvtcd", "demo", "--json", str(out)],
-        capture_output=True, text=True, timeout=800, check=False,
+        capture_output=True, text=True, timeout=2300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     figures = json.loads(out.read_text())
 
     assert {"command", "version", "machine", "date"} <= set(figures)
     assert figures["raw_bytes"] == figures["tokens"] * 23_040
-    assert 17 <= figures["ratio_codec"] <= 22
+    assert figures["ratio_codec"] > 25
     assert figures["ratio"] == pytest.approx(figures["raw_bytes"] / figures["stored_bytes"])
-    assert figures["ratio"] > 8
-    assert figures["kl_mean"] < 0.1
+    assert figures["ratio"] > 16
+    assert figures["kl_mean"] < 0.08
     assert figures["top1_agreement"] > 0.85
     assert figures["answers"][0]["source"] == "disk"
     assert [answer["source"] for answer in figures["answers"][1:]] == ["host", "host"]
