@@ -110,7 +110,7 @@ async def test_the_life_of_a_block_is_told_from_its_coming_to_its_end():
 
 
 async def test_eviction_from_the_last_tier_is_told():
-    policy = Policy("tight", host=HostTier(1.0, 0.8), evict=Evict("lru"))
+    policy = Policy("tight", host=HostTier(high=1.0, low=0.8), evict=Evict("lru"))
     async with running(policy=policy, host=2 * BLOCK_BYTES, disk=0) as daemon:
         await daemon.register()
         async with ear(daemon) as listener:
