@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab.bench_index import ASKED, Row
+from kvtcd.lab.picture import picture
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -20,10 +20,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
     blocks = [row.blocks for row in rows]
     curves = (
         ("memory, bytes each", [row.bytes_per_block for row in rows]),
@@ -31,15 +27,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         ("the same over HTTP, ms", [row.match_http_ms for row in rows]),
         ("start, s", [row.restart_s for row in rows]),
     )
-    figure = Figure(figsize=(9, 2.6), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(1, len(curves)), curves, strict=True):
-        axes.plot(blocks, values, "o-", color="#08519c")
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
-        axes.set_title(name, fontsize=9)
-        axes.set_xlabel("blocks", fontsize=8)
-        axes.grid(color="#dddddd", linewidth=0.6)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
-        raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+    with picture(path, 9, 2.6) as figure:
+        for axes, (name, values) in zip(figure.subplots(1, len(curves)), curves, strict=True):
+            axes.plot(blocks, values, "o-", color="#08519c")
+            axes.set_xscale("log")
+            axes.set_ylim(bottom=0)
+            axes.set_title(name, fontsize=9)
+            axes.set_xlabel("blocks", fontsize=8)
+            axes.grid(color="#dddddd", linewidth=0.6)

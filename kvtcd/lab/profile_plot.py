@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtcd.codec.dial import Curve
 from kvtcd.codec.profile import Profile, StreamProfile
-from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab.picture import headline, picture
 from kvtcd.lab.profile_view import coded_energy, cumulative_energy
 
 if TYPE_CHECKING:
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {8: "#08519c", 4: "#4292c6", 2: "#9ecae1"}
 _TYPES = {8: "8 bits, floating point", 4: "4 bits", 2: "2 bits"}
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "kvtcd",
-}
 
 
 def draw(profile: Profile, path: Path) -> None:
@@ -30,17 +24,10 @@ def draw(profile: Profile, path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    try:
-        from matplotlib import rc_context  # noqa: PLC0415 - an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    curve = Curve.from_json(profile.origin.curve)
+    with picture(path, 4.5 * len(profile.streams) + 0.8, 8.4 if curve else 5.4) as whole:
         from matplotlib.patches import Patch  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
-    with rc_context(_STYLE):
-        curve = Curve.from_json(profile.origin.curve)
-        whole = Figure(
-            figsize=(4.5 * len(profile.streams) + 0.8, 8.4 if curve else 5.4), layout="constrained"
-        )
+
         parts = whole.subfigures(2 if curve else 1, 1, squeeze=False, height_ratios=(9, 5)[: 1 + bool(curve)])
         figure = parts[0][0]
         axes = figure.subplots(
@@ -57,16 +44,7 @@ def draw(profile: Profile, path: Path) -> None:
         axes[1][0].set_ylabel("plan for ratio")
         patches = [Patch(color=_COLOURS[bits], label=label) for bits, label in _TYPES.items()]
         figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
-        whole.suptitle(
-            f"{profile.origin.model}, fitted to {profile.origin.tokens:,} tokens",
-            fontsize=10,
-            x=0.01,
-            ha="left",
-        )
-        try:
-            whole.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
-            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+        headline(whole, f"{profile.origin.model}, fitted to {profile.origin.tokens:,} tokens")
 
 
 def _draw_curve(axes: Axes, curve: Curve) -> None:

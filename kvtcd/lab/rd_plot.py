@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab.picture import headline, picture
 from kvtcd.lab.rd_points import Point
 
 if TYPE_CHECKING:
@@ -14,12 +14,6 @@ if TYPE_CHECKING:
     from kvtcd.lab.rd import Figures
 
 _COLOURS = ("#08519c", "#d94801", "#238b45", "#6a51a3", "#525252")
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "kvtcd",
-}
 
 
 def draw(figures: Figures, path: Path) -> None:
@@ -29,15 +23,10 @@ def draw(figures: Figures, path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    try:
-        from matplotlib import rc_context  # noqa: PLC0415 - an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-        from matplotlib.ticker import LogLocator, NullLocator  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
     lossy = [point for point in figures.points if point.kl > 0]
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    with picture(path, 6.4, 4.4) as figure:
+        from matplotlib.ticker import LogLocator, NullLocator  # noqa: PLC0415 - an extra
+
         axes = figure.subplots()
         for colour, name in zip(_COLOURS, dict.fromkeys(point.codec for point in lossy), strict=False):
             _draw_codec(axes, name, [point for point in lossy if point.codec == name], colour)
@@ -56,16 +45,8 @@ def draw(figures: Figures, path: Path) -> None:
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.legend(frameon=False)
-        figure.suptitle(
-            f"{figures.model}, {figures.documents} documents of {figures.context:,} tokens of context",
-            fontsize=10,
-            x=0.01,
-            ha="left",
-        )
-        try:
-            figure.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
-            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+        documents = f"{figures.documents} documents of {figures.context:,} tokens of context"
+        headline(figure, f"{figures.model}, {documents}")
 
 
 def _draw_codec(axes: Axes, name: str, points: list[Point], colour: str) -> None:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab.picture import picture
 from kvtcd.lab.simulate import Row
 
 _COLOURS = ("#08519c", "#4292c6", "#9ecae1", "#d94801", "#fd8d3c", "#fdbe85", "#525252")
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "kvtcd",
-}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -29,16 +22,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    try:
-        from matplotlib import rc_context  # noqa: PLC0415 - an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
     groups = list(dict.fromkeys((row.budget_blocks, row.ratio) for row in rows))
     names = list(dict.fromkeys(row.policy for row in rows))
     width = 0.8 / len(names)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(1.6 + 1.6 * len(groups), 4), layout="constrained")
+    with picture(path, 1.6 + 1.6 * len(groups), 4) as figure:
         axes = figure.subplots()
         for number, name in enumerate(names):
             bars = [row for row in rows if row.policy == name]
@@ -59,7 +46,3 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_axisbelow(True)
         figure.legend(loc="outside lower center", ncols=len(names) + 2, frameon=False)
-        try:
-            figure.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
-            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
