@@ -59,6 +59,10 @@ class Connection(http.client.HTTPConnection):
         return self.getresponse()
 
 
+IDLE = 8
+"""Connections to keep: a call that must not be sent twice opens one of its own each time."""
+
+
 class Pool:
     """Connections to one daemon. Any thread may use it; a connection belongs to one exchange at a time.
 
@@ -87,7 +91,7 @@ class Pool:
             except BaseException:
                 connection.close()
                 raise
-            if response.isclosed() and not response.will_close:
+            if response.isclosed() and not response.will_close and len(self._idle) < IDLE:
                 self._idle.append(connection)
             else:
                 connection.close()

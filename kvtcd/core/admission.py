@@ -23,9 +23,9 @@ def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], i
     """
     if seen + 0.5 < residents.rules[put.namespace].policy.admit.on_sight:
         return False
-    rules = residents.rules[put.namespace]
-    if rules.on_disk and Tier.DISK in residents.shelves:
-        shelf, place = residents.shelves[Tier.DISK], Place.DISK
+    rules, disk = residents.rules[put.namespace], residents.shelves.get(Tier.DISK)
+    if rules.on_disk and disk and disk.footprint(bound(put.nbytes)) <= disk.room(put.namespace):
+        shelf, place = disk, Place.DISK
         need = shelf.footprint(bound(put.nbytes))
         full = any(account.full(need) for account in shelf.accounts(put.namespace))
     else:

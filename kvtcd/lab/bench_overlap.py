@@ -33,7 +33,7 @@ from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
-from kvtcd.core.errors import Unavailable
+from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
@@ -144,7 +144,10 @@ def command(
         spans += result.spans
     Console().print(table(rows, disk_ms))
     if trace:
-        trace.write_text(json_text.dumps(chrome_trace(spans)), "utf-8")
+        try:
+            trace.write_text(json_text.dumps(chrome_trace(spans)), "utf-8")
+        except OSError as error:
+            raise ConfigError(trace, "", f"cannot be written: {error.strerror}") from None
     if json:
         figures = [asdict(row) | {"bound_s": row.bound_s} for row in rows]
         write_json(json, "bench overlap", {"disk_ms": disk_ms, "device": device, "rows": figures})

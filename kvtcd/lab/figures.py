@@ -14,10 +14,15 @@ from typing import Any
 import torch
 
 from kvtcd import __version__
+from kvtcd.core.errors import ConfigError
 
 
 def write_json(path: Path, command: str, figures: Mapping[str, object]) -> None:
-    """Write one object: `command`, `version`, `machine`, `date`, figures; null for NaN and infinity."""
+    """Write one object: `command`, `version`, `machine`, `date`, figures; null for NaN and infinity.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     header = {
         "command": command,
         "version": __version__,
@@ -25,7 +30,10 @@ def write_json(path: Path, command: str, figures: Mapping[str, object]) -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     written = json.dumps(header | _finite(figures), indent=1, ensure_ascii=False, allow_nan=False)
-    path.write_text(written + "\n", "utf-8")
+    try:
+        path.write_text(written + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be written: {error.strerror}") from None
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can hold

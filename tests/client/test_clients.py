@@ -480,3 +480,19 @@ async def test_the_default_socket_is_that_of_the_environment(monkeypatch):
     for bad in ("https://host:1", "http://host", "http://host:1/path", "ftp://host:2"):
         with pytest.raises(errors.BadRequest):
             Client(bad)
+
+
+async def test_calls_that_are_not_repeated_keep_few_connections_open():
+    async with running(Limits(connections=32)) as daemon:
+        with Client(str(daemon.socket)) as client:
+            await asyncio.to_thread(client.register, "demo", IDENTITY)
+            head = BlockHead(key(1), BLOCK_TOKENS, 0)
+            await asyncio.to_thread(client.put, "demo", head, block(1))
+
+            def demote_often() -> None:
+                for _ in range(60):
+                    client.demote("demo", [key(1)])
+
+            await asyncio.to_thread(demote_often)
+            async with daemon.request("GET", "/healthz") as answer:
+                assert answer.status == 200, "others find a connection"

@@ -7,8 +7,12 @@ from support.scene import RAW, Scene, key, policy
 
 from kvtcd.core import events as ev
 from kvtcd.core.admission import admits
+from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Reason
-from kvtcd.core.policy import Admit, DiskTier, Evict, HostTier
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.policy import Admit, DiskTier, Evict, HostTier, Policy, Share
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
 
 LFU = Evict("lfu")
 
@@ -72,3 +76,14 @@ def test_lru_takes_all() -> None:
     scene = Scene(policy(host=HostTier("raw", high=1.0, low=1.0)), host=20, disk=0)
     for number in range(4):
         assert scene.answers[scene.put(number)] is None
+
+
+def test_a_block_that_no_disk_can_take_is_weighed_against_the_host() -> None:
+    sightings = Sightings(width=1 << 10)
+    policy = Policy("p", share=Share(disk=1), evict=Evict("lfu"))
+    catalog = Catalog(shelves(policy, sightings, host=100, disk=100), lambda n: n + 1, sightings)
+    catalog.handle(ev.Govern(1, "t", policy))
+
+    answers = [catalog.handle(ev.Put(n, RecordKey(bytes([n]) * 32), 1, 1, 10)) for n in range(1, 6)]
+
+    assert answers == [[ev.Grant(n)] for n in range(1, 6)], "the host has room"
