@@ -32,6 +32,7 @@ class Metrics:
         )
         self.raw_bytes = self._counter("packed_raw_bytes", "Raw bytes of the blocks packed")
         self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
+        self.warmed = self._counter("warmed_blocks", "Blocks brought up after a start because they were hot")
         self.damaged = self._counter("damaged_records", "Records refused by their checks", "error")
         self.foreign = self._counter("foreign_records", "Records on disk that belong to nothing known")
         self.internal_errors = self._counter(

@@ -29,6 +29,7 @@ from kvtcd.engine.stats import Stats, TierStats, forms
 from kvtcd.engine.streams import Stream
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
+from kvtcd.engine.warmup import warm_up
 
 _log = logging.getLogger(__name__)
 TICK = 1.0
@@ -88,6 +89,7 @@ class Service:
         driver.observers.append(self._observe)
         self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
         self._purges: set[asyncio.Task[int]] = set()
 
     # Life -----------------------------------------------------------------------------------------------
@@ -106,6 +108,8 @@ class Service:
         gc.freeze()  # nor is it looked at again whenever something else has grown
         self._watch_the_clock()
         self.ready = True
+        warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
+        self._warming = asyncio.create_task(warming, name="kvtcd-warm-up")
         return foreign
 
     def _watch_the_clock(self) -> None:
@@ -144,6 +148,8 @@ class Service:
         """
         self.drain()
         self.leases.close()
+        if self._warming:
+            self._warming.cancel()
         if self._ticking:
             self._ticking.cancel()
         for namespace in self._registry.all():

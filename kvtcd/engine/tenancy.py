@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
@@ -20,6 +21,7 @@ from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import TENANT_NAME, Namespace, Registry, Tenant, persisted, restored
 from kvtcd.engine.ports import Codec, CodecFactory, Environment
+from kvtcd.engine.warmup import WARM_NAME, hottest, keys_of
 from kvtcd.engine.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,9 @@ class Tenancy:
         master: the master key.
         codecs: chooses profile and codec of a namespace.
         open_environment: opens a tenant's disk environment by the tenant tag; None without a disk tier.
+
+    Attributes:
+        hot: blocks found at start that were raw in memory before.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Tenancy:
         self._policies, self._master, self._codecs = policies, master, codecs
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
+        self.hot: list[RecordKey] = []
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -91,6 +97,7 @@ class Tenancy:
             await writer.close()
             return True
         name = values.pop(TENANT_NAME).decode(errors="replace")
+        self.hot += keys_of(values.pop(WARM_NAME, b""))
         keys = TenantKeys.derive(self._master, name)
         if keys.tag.hex() != tag:
             await writer.close()
@@ -252,10 +259,19 @@ class Tenancy:
             await owner.writer.exclusive(lambda environment: environment.sync())
 
     async def close(self) -> None:
-        """Close the environments."""
+        """Note what is hot, and close the environments."""
         for tenant in self.registry.tenants.values():
-            if tenant.writer is not None:
-                await tenant.writer.close()
+            if tenant.writer is None:
+                continue
+            numbers = {namespace.number for namespace in tenant.namespaces.values()}
+            value = hottest(self._driver.catalog.residents, numbers.__contains__)
+            with suppress(StoreFailed):  # a hint, which the writer has logged
+                await tenant.writer.exclusive(partial(_note_hot, keys=value))
+            await tenant.writer.close()
+
+
+def _note_hot(environment: Environment, keys: bytes) -> None:
+    environment.put_namespace(WARM_NAME, keys)
 
 
 def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
