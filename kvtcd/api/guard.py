@@ -8,6 +8,10 @@ from kvtcd.api.auth import Handler
 from kvtcd.api.state import TRAFFIC
 
 
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Answered however many connections there are: whoever watches must not take a busy daemon for a dead one."""
+
+
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what no client of ours sends.
@@ -17,7 +21,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     may unfold into more (``Content-Encoding``).
     """
     traffic = request.app[TRAFFIC]
-    if not traffic.admit(request):
+    crowded = not traffic.admit(request)
+    if crowded and request.path not in PROBES:
         refused = web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "1"})
         refused.force_close()
         raise refused
@@ -32,7 +37,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise web.HTTPExpectationFailed(text="only 'Expect: 100-continue' is understood")
     with traffic.under_way():
         response = await handler(request)
-    if traffic.closing:
+    if traffic.closing or crowded:
         response.force_close()
     return response
 

@@ -258,7 +258,7 @@ async def test_connections_that_say_nothing_or_not_enough_are_closed(monkeypatch
 
 async def test_connections_over_the_limit_are_turned_away_and_others_served():
     async with running(Limits(connections=2)) as daemon:
-        ask = b"GET /healthz HTTP/1.1\r\nHost: kvtcd\r\n\r\n"
+        ask, probe = (b"GET %b HTTP/1.1\r\nHost: kvtcd\r\n\r\n" % path for path in (b"/v1", b"/healthz"))
         open_ones = [await asyncio.open_unix_connection(daemon.socket) for _ in range(2)]
         for reader, writer in open_ones:
             writer.write(ask)
@@ -266,6 +266,9 @@ async def test_connections_over_the_limit_are_turned_away_and_others_served():
         answer = await daemon.raw(ask, wait=3)
         assert statuses(answer) == [503]
         assert b"Retry-After: 1" in answer
+        watched = await daemon.raw(probe, wait=3)
+        assert statuses(watched) == [200], "whoever watches must not take a busy daemon for a dead one"
+        assert b"Connection: close" in watched
         for reader, writer in open_ones:
             writer.write(ask)
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
