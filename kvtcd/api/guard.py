@@ -7,7 +7,6 @@ from aiohttp import web
 from kvtcd.api.auth import Handler
 from kvtcd.api.state import TRAFFIC
 
-
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered however many connections there are: whoever watches must not take a busy daemon for a dead one."""
 
