@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from kvtcd.core.events import Put
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.replacement import Block
 from kvtcd.core.residency import Residents
+from kvtcd.core.shelf import Shelf
 
 
 def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], int]) -> bool:
@@ -23,13 +25,19 @@ def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], i
     """
     if seen + 0.5 < residents.rules[put.namespace].policy.admit.on_sight:
         return False
-    rules, disk = residents.rules[put.namespace], residents.shelves.get(Tier.DISK)
-    if rules.on_disk and disk and disk.footprint(bound(put.nbytes)) <= disk.room(put.namespace):
-        shelf, place = disk, Place.DISK
-        need = shelf.footprint(bound(put.nbytes))
-        full = any(account.full(need) for account in shelf.accounts(put.namespace))
-    else:
-        shelf, place = residents.shelves[Tier.HOST], Place.HOST
-        need = shelf.footprint(put.nbytes)
-        full = any(account.shortfall(need) for account in shelf.accounts(put.namespace))
-    return not full or shelf.admits(put, place)
+    host, disk = residents.shelves[Tier.HOST], residents.shelves.get(Tier.DISK)
+    need = host.footprint(put.nbytes)
+    if residents.rules[put.namespace].on_disk and disk:
+        packed = disk.footprint(bound(put.nbytes))
+        if packed <= disk.room(put.namespace):
+            # What the disk has no room for may still live on a host that has; it is not copied behind then.
+            spare = not any(account.full(need) for account in host.accounts(put.namespace))
+            return spare or welcome(disk, put.namespace, put, packed)
+    full = any(account.shortfall(need) for account in host.accounts(put.namespace))
+    return not full or host.admits(put.namespace, put, Place.HOST)
+
+
+def welcome(disk: Shelf, namespace: int, block: Block, need: int) -> bool:
+    """Tell whether the disk has room for `need` bytes of a block, or worse ones to go for it."""
+    full = any(account.full(need) for account in disk.accounts(namespace))
+    return not full or disk.admits(namespace, block, Place.DISK)

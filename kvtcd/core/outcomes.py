@@ -61,7 +61,8 @@ class Outcomes:
             self._room.passing.discard(key)
             residents.outgoing.setdefault(key, (Place.HOST,))
         behind = residents.rules[entry.namespace].policy.disk.write == "behind"
-        if behind and not entry.ready(Place.DISK) and not self._room.unsettleable(key):
+        absent = behind and not entry.ready(Place.DISK)
+        if absent and not self._room.unsettleable(key) and self._room.welcome(entry):
             self._room.demotions[key] = None
 
     def _supersede(self, entry: Entry) -> None:

@@ -114,7 +114,7 @@ class Relief:
     def _goes_to_disk(self, entry: Entry) -> bool:
         residents = self._residents
         able = residents.on_disk(entry) and entry.key not in residents.failed
-        return able and self._room.fits_ever(entry, Place.DISK)
+        return able and self._room.fits_ever(entry, Place.DISK) and self._room.welcome(entry)
 
     def _packs(self, entry: Entry) -> bool:
         """Tell whether a raw block is to be packed on the host."""

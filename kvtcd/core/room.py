@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from kvtcd.core.account import Account
+from kvtcd.core.admission import welcome
 from kvtcd.core.entry import Entry, Kind, State, Transfer
 from kvtcd.core.events import Deny, Grant, Put, Reason
 from kvtcd.core.keys import RecordKey
@@ -90,6 +91,11 @@ class Room:
         """Tell whether the bound of a block's packed size is within what its namespace may have."""
         shelf = self._residents.shelves[place.tier]
         return self.packed_need(entry, place) <= shelf.room(entry.namespace)
+
+    def welcome(self, entry: Entry) -> bool:
+        """Tell whether the disk has room for a block, or worse ones to go for it."""
+        disk = self._residents.shelves[Tier.DISK]
+        return welcome(disk, entry.namespace, entry, self.packed_need(entry, Place.DISK))
 
     def unsettleable(self, key: RecordKey) -> Reason | None:
         """Return why a block can never be on disk, None if it can."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvtcd.core.account import Account
-from kvtcd.core.events import Put
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Amount, DiskTier, Evict, HostTier, Policy, Share
-from kvtcd.core.replacement import Replacement, Seat, replacement
+from kvtcd.core.replacement import Block, Replacement, Seat, replacement
 from kvtcd.core.sightings import Sightings
 
 
@@ -220,9 +219,9 @@ class Shelf:
         for account in self._booked[namespace]:
             account.dropping += nbytes
 
-    def admits(self, put: Put, place: Place) -> bool:
+    def admits(self, namespace: int, block: Block, place: Place) -> bool:
         """Tell whether a newcomer, for whom another copy in `place` must go, is worth it."""
-        return self.parts[place][put.namespace].order.admits(put)
+        return self.parts[place][namespace].order.admits(block)
 
 
 def _marks(tier: HostTier | DiskTier) -> Marks:

@@ -87,3 +87,55 @@ def test_a_block_that_no_disk_can_take_is_weighed_against_the_host() -> None:
     answers = [catalog.handle(ev.Put(n, RecordKey(bytes([n]) * 32), 1, 1, 10)) for n in range(1, 6)]
 
     assert answers == [[ev.Grant(n)] for n in range(1, 6)], "the host has room"
+
+
+def full_disk(**fields: object) -> Scene:
+    """Return a scene whose disk is full of three blocks that were used often."""
+    marks = {"host": HostTier("raw", high=0.9, low=0.8), "disk": DiskTier(high=1.0, low=1.0)}
+    rules = policy(evict=LFU, **(marks | fields))
+    scene = Scene(rules, host=60, disk=30)
+    for number in range(3):
+        scene.recover(number, nbytes=RAW)
+        for _ in range(3):
+            scene.read(number)
+    return scene
+
+
+def test_a_host_with_room_keeps_what_a_full_disk_refuses_and_it_is_not_copied_behind() -> None:
+    scene = full_disk()
+    answer = scene.answers[scene.put(7)]
+    scene.settle_down()
+
+    assert answer is None
+    assert scene.where(7) == "host"
+    assert [scene.where(number).endswith("disk") for number in range(3)] == [True] * 3
+
+
+def test_the_disk_takes_it_once_it_is_worth_more_than_what_is_there() -> None:
+    scene = full_disk()
+    scene.put(7)
+    room, entry = scene.catalog.room, scene.catalog.residents.entries[key(7)]
+    at_first = room.welcome(entry)
+    for _ in range(8):
+        scene.read(7)
+
+    assert (at_first, room.welcome(entry)) == (False, True)
+    ticket = scene.settle(7)
+    scene.settle_down()
+    assert scene.answers[ticket] is None
+    assert scene.where(7) == "host disk"
+
+
+def test_a_block_that_leaves_the_host_pushes_no_better_one_off_the_disk() -> None:
+    scene = full_disk(disk=DiskTier("evict", high=1.0, low=1.0))
+    scene.settle(0, 1, 2, evict=True)
+    for number in range(10, 15):
+        scene.put(number)
+        scene.settle_down()
+    for number in range(3):
+        scene.read(number)  # they come up again, and newcomers must go
+        scene.settle_down()
+
+    assert [scene.where(number).endswith("disk") for number in range(3)] == [True] * 3
+    assert scene.lost
+    assert all(number >= 10 for number, _ in scene.lost)
