@@ -18,6 +18,7 @@ from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
+from kvtcd.core.policy import HostTier, Policy
 from kvtcd.tiers.disk import Put
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.parametrize("kind", KINDS)]
@@ -147,7 +148,8 @@ async def test_a_damaged_record_between_others_is_the_only_one_lost(tmp_path, ki
 
 async def test_a_block_in_several_pieces_goes_down_and_comes_up_whole(tmp_path, kind) -> None:
     half = BLOCK_TOKENS // 2
-    async with toy_service(tmp_path, host=3 * BLOCK_BYTES, kind=kind) as toy:
+    brim = Policy("brim", host=HostTier("raw", high=1.0, low=1.0))  # nothing moves but what is asked for
+    async with toy_service(tmp_path, host=3 * BLOCK_BYTES, kind=kind, policy=brim) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         small = [EngineKey(bytes([100 + number]) * 32) for number in range(6)]
         for number, key in enumerate(small):  # fill the host with halves, then free every other one
