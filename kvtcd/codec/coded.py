@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.coefficients import Coded, code, restore
-from kvtcd.codec.exact import exact_sizes, from_planes
-from kvtcd.codec.lossless import check_blob, check_raw
 from kvtcd.codec.pack import packed_width
 from kvtcd.codec.plan import Plan
-from kvtcd.codec.ports import BlobDecoder, Reason, Symbols
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
-from kvtcd.codec.rope import Rotation
-from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, plain, require
-from kvtcd.codec.transform import views
-from kvtcd.core.blob import BasisId, Blob, CodecId, Kind
-from kvtcd.core.errors import BadField, ProfileMismatch
+from kvtcd.codec.runs import RunDecoder
+from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
+from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
 
@@ -31,7 +28,7 @@ VERSION = 1
 _RANGE_PLANES = 4
 
 
-class Coder(BlobDecoder):
+class Coder(RunDecoder):
     """Codes and decodes runs of tokens with any plan of a profile.
 
     Args:
@@ -44,17 +41,16 @@ class Coder(BlobDecoder):
         ProfileMismatch: streams, layers or RoPE differ.
     """
 
+    codec, version = CodecId.KVTC, VERSION
+
     def __init__(
         self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
     ) -> None:
         profile.origin.check_shapes(layout, rope)
-        self.layout = layout
-        self.profile = profile
-        self._rope = rope
-        self._device = torch.device(device)
-        self._transforms = [
-            profile.streams[stream.name].transform(layout.layers, self._device) for stream in layout.streams
-        ]
+        where = torch.device(device)
+        streams = [profile.streams[stream.name] for stream in layout.streams]
+        transforms = [stream.transform(layout.layers, where) for stream in streams]
+        super().__init__(layout, rope, profile, transforms, where)
 
     def analyze(
         self,
@@ -84,54 +80,22 @@ class Coder(BlobDecoder):
                 sections.append(plain(part, start, count, values, scratch))
         return sections
 
-    def check(self, blob: Blob) -> None:
-        """Compare a blob with layout, profile and plan; see `BlobDecoder`.
-
-        Raises:
-            ProfileMismatch: the blob was written with another profile.
-        """
-        header = blob.header
-        check_blob(blob, self.layout, CodecId.KVTC, VERSION)
-        if header.profile != self.profile.digest:
-            raise ProfileMismatch("digest", header.profile.hex(), self.profile.digest.hex())
+    def _check_header(self, header: Header) -> None:
         if header.basis is not BasisId.PLAIN or header.plan not in self.profile.ratios:
             raise BadField("blob", f"the profile has no plan {header.plan} for basis {header.basis}")
-        if header.first_token is None:
-            raise BadField("blob", "a coded block must know the position of its first token")
-        for (_, count), found in check_runs(blob).items():
-            exact = exact_sizes(self.layout, count)
-            require(found, exact if exact.keys() & found else self._sizes(header.plan, count))
 
-    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
-        """Decode a block of the `kvtc` codec; see `BlobDecoder`."""
-        header = symbols.header
-        assert header.first_token is not None, "`check` has seen to it"
-        check_raw(out, self.layout, header.tokens)
-        block = views(out, self.layout, header.tokens)
-        for (start, count), found in sorted(by_run(symbols.sections).items()):
-            if any(part.kind is Kind.PLANE for part in found):
-                from_planes(found, block, start, count)
-                continue
-            for index, view in enumerate(block):
-                plan = self._plan(index, header.plan)
-                coefficients = restore(_coded(found, index, plan, count).to(self._device), plan)
-                rotation = self._rotation(index, header.first_token + start, count, inverse=False)
-                self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
-
-    def _sizes(self, ratio: int, count: int) -> dict[Part, int]:
-        """The sections of a coded run, with their uncompressed sizes."""
+    def _sizes(self, found: Mapping[Part, Section], header: Header, count: int) -> dict[Part, int]:  # noqa: ARG002 - the plan says it all
         sizes: dict[Part, int] = {}
         for index in range(len(self.layout.streams)):
-            sizes |= _sizes(index, self._plan(index, ratio), count)
+            sizes |= _sizes(index, self._plan(index, header.plan), count)
         return sizes
+
+    def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
+        plan = self._plan(index, header.plan)
+        return restore(_coded(found, index, plan, count).to(self._device), plan)
 
     def _plan(self, index: int, ratio: int) -> Plan:
         return self.profile.streams[self.layout.streams[index].name].plans[ratio]
-
-    def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
-        if not self.layout.streams[index].rope or self._rope is None:
-            return None
-        return Rotation(self._rope, position, tokens, inverse=inverse, device=self._device)
 
 
 def _obstacle(coefficients: Tensor) -> Reason | None:

@@ -7,7 +7,7 @@ recent ones are kept exactly. What cannot be coded is stored losslessly, and the
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -58,13 +58,10 @@ class Kvtc(Encoder):
     ) -> Symbols:
         """Transform and quantise a block; see `Encoder`."""
         check_raw(raw, self._layout, tokens)
-
-        def losslessly(reason: Reason) -> Symbols:
-            symbols = self._lossless.analyze(
-                raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch
-            )
-            return dataclasses.replace(symbols, reason=reason)
-
+        losslessly = partial(
+            self._lossless.instead,
+            raw=raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch,
+        )  # fmt: skip
         if first_token is None:
             return losslessly(Reason.POSITION)
         start = min(tokens, max(0, self._sinks - first_token))

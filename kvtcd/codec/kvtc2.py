@@ -11,7 +11,7 @@ so. This bounds the weighted error, not the divergence.
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -73,13 +73,10 @@ class Kvtc2(Encoder):
     ) -> Symbols:
         """Transform and quantise a block; see `Encoder`."""
         check_raw(raw, self._layout, tokens)
-
-        def losslessly(reason: Reason) -> Symbols:
-            symbols = self._lossless.analyze(
-                raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch
-            )
-            return dataclasses.replace(symbols, reason=reason)
-
+        losslessly = partial(
+            self._lossless.instead,
+            raw=raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch,
+        )  # fmt: skip
         if first_token is None:
             return losslessly(Reason.POSITION)
         start = min(tokens, max(0, self._sinks - first_token))

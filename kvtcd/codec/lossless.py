@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from kvtcd.codec.exact import exact_sizes, from_planes, to_planes
-from kvtcd.codec.ports import BlobDecoder, Encoder, Symbols
+from kvtcd.codec.ports import BlobDecoder, Encoder, Reason, Symbols
 from kvtcd.codec.sections import Scratch, by_run, check_runs, require
 from kvtcd.codec.transform import views
 from kvtcd.core.blob import Blob, CodecId, Header
@@ -42,6 +44,20 @@ class Lossless(Encoder, BlobDecoder):
             first_token=first_token,
         )
         return Symbols(header, to_planes(views(raw, self._layout, tokens), 0, tokens, scratch))
+
+    def instead(
+        self,
+        reason: Reason,
+        raw: Tensor,
+        *,
+        tokens: int,
+        first_token: int | None,
+        after: int,
+        scratch: Scratch,
+    ) -> Symbols:
+        """Do what another encoder cannot, and say why it is not its own work."""
+        symbols = self.analyze(raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch)
+        return replace(symbols, reason=reason)
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with the layout; see `BlobDecoder`."""

@@ -17,18 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvtcd.codec.exact import exact_sizes, from_planes
-from kvtcd.codec.lossless import check_blob, check_raw
 from kvtcd.codec.pack import packed_width
-from kvtcd.codec.ports import BlobDecoder, Reason, Symbols
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
-from kvtcd.codec.rope import Rotation
-from kvtcd.codec.sections import Part, Plain, Scratch, by_run, check_runs, plain, require
-from kvtcd.codec.transform import views
+from kvtcd.codec.runs import RunDecoder
+from kvtcd.codec.sections import Part, Plain, Scratch, plain
 from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.codec.widths import Widths
-from kvtcd.core.blob import BasisId, Blob, CodecId, Kind, Section
+from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
 from kvtcd.core.errors import BadField, ProfileMismatch
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
@@ -60,7 +57,7 @@ class Run:
     error: Tensor
 
 
-class Stepped(BlobDecoder):
+class Stepped(RunDecoder):
     """Codes and decodes runs of tokens in the weighted basis of a profile.
 
     Args:
@@ -73,16 +70,18 @@ class Stepped(BlobDecoder):
         ProfileMismatch: streams, layers or RoPE differ, or the profile has no weighted basis.
     """
 
+    codec, version = CodecId.KVTC2, VERSION
+
     def __init__(
         self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
     ) -> None:
         profile.origin.check_shapes(layout, rope)
         if not profile.weighted:
             raise ProfileMismatch("basis", "weighted", "plain alone")
-        self.layout, self.profile = layout, profile
-        self._rope, self._device = rope, torch.device(device)
+        where = torch.device(device)
         self._streams = [profile.weighted[stream.name] for stream in layout.streams]
-        self._transforms = [weighted.transform(self._device) for weighted in self._streams]
+        transforms = [weighted.transform(where) for weighted in self._streams]
+        super().__init__(layout, rope, profile, transforms, where)
         self._tokens = [weighted.tokens.to(self._device) for weighted in self._streams]
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
@@ -128,57 +127,23 @@ class Stepped(BlobDecoder):
             error += 0.5 * off * torch.exp2((classes[index] - own).to(torch.float32))
         return Run(sections, error)
 
-    def check(self, blob: Blob) -> None:
-        """Compare a blob with layout and profile; see `BlobDecoder`.
-
-        Raises:
-            ProfileMismatch: the blob was written with another profile.
-        """
-        header = blob.header
-        check_blob(blob, self.layout, CodecId.KVTC2, VERSION)
-        if header.profile != self.profile.digest:
-            raise ProfileMismatch("digest", header.profile.hex(), self.profile.digest.hex())
+    def _check_header(self, header: Header) -> None:
         if header.basis is not BasisId.WEIGHTED or header.plan:
             raise BadField("blob", f"basis {header.basis} and plan {header.plan} for a codec with a step")
         if not (math.isfinite(header.step) and header.step > 0) or header.token_classes != CLASSES:
             raise BadField("blob", f"a step of {header.step} and {header.token_classes} classes")
-        if header.first_token is None:
-            raise BadField("blob", "a coded block must know the position of its first token")
-        for (_, count), found in check_runs(blob).items():
-            exact = exact_sizes(self.layout, count)
-            require(found, exact if exact.keys() & found else self._sizes(found, header.step, count))
 
-    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
-        """Decode a block of the `kvtc2` codec; see `BlobDecoder`.
-
-        Raises:
-            BadField: codes, classes and escapes do not fit each other.
-        """
-        header = symbols.header
-        assert header.first_token is not None, "`check` has seen to it"
-        check_raw(out, self.layout, header.tokens)
-        block = views(out, self.layout, header.tokens)
-        for (start, count), found in sorted(by_run(symbols.sections).items()):
-            if any(part.kind is Kind.PLANE for part in found):
-                from_planes(found, block, start, count)
-                continue
-            for index, view in enumerate(block):
-                coefficients = self._coefficients(found, index, header.step, count)
-                rotation = self._rotation(index, header.first_token + start, count, inverse=False)
-                self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
-
-    def _coefficients(self, found: Mapping[Part, Tensor], index: int, step: float, count: int) -> Tensor:
-        """Return the coefficients of a stream's run, float32 ``[rank, T]``."""
+    def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
         own = _class_of(found, index)
         classes = found[Part(Kind.CLASSES, index, own)].to(self._device, torch.int64)
         if (classes >= CLASSES).any():
             raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
-        widths = self._widths(index, class_step(step, own))
+        widths = self._widths(index, class_step(header.step, own))
         coded = _coded(found, index, widths)
         codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
         in_order = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
         place = torch.argsort(torch.argsort(classes, stable=True))
-        return in_order.index_select(1, place) * class_steps(step, classes)
+        return in_order.index_select(1, place) * class_steps(header.step, classes)
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
@@ -209,13 +174,12 @@ class Stepped(BlobDecoder):
     def _make_sketch(self, index: int, rank: int) -> Tensor:
         return self._streams[index].sketch(rank).to(self._device)
 
-    def _sizes(self, found: Mapping[Part, Section], step: float, count: int) -> dict[Part, int]:
-        """The sections of a coded run, with their uncompressed sizes."""
+    def _sizes(self, found: Mapping[Part, Section], header: Header, count: int) -> dict[Part, int]:
         sizes: dict[Part, int] = {}
         for index in range(len(self.layout.streams)):
             own = _class_of(found, index)
             sizes[Part(Kind.CLASSES, index, own)] = count
-            widths = self._widths(index, class_step(step, own))
+            widths = self._widths(index, class_step(header.step, own))
             sizes |= {
                 Part(Kind.CODES, index, bits): len(rows) * packed_width(count, bits)
                 for bits, rows in widths.rows.items()
@@ -225,11 +189,6 @@ class Stepped(BlobDecoder):
                 # How many there are, the codes say: compared once they are inflated.
                 sizes[escapes] = found[escapes].raw_bytes
         return sizes
-
-    def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
-        if not self.layout.streams[index].rope or self._rope is None:
-            return None
-        return Rotation(self._rope, position, tokens, inverse=inverse, device=self._device)
 
 
 def class_step(step: float, step_class: int) -> float:
