@@ -25,9 +25,10 @@ def admits(put: Put, seen: float, residents: Residents, bound: Callable[[int], i
     """
     if seen + 0.5 < residents.rules[put.namespace].policy.admit.on_sight:
         return False
-    host, disk = residents.shelves[Tier.HOST], residents.shelves.get(Tier.DISK)
+    host = residents.shelves[Tier.HOST]
     need = host.footprint(put.nbytes)
-    if residents.rules[put.namespace].on_disk and disk:
+    if residents.on_disk(put.namespace):
+        disk = residents.shelves[Tier.DISK]
         packed = disk.footprint(bound(put.nbytes))
         if packed <= disk.room(put.namespace):
             # What the disk has no room for may still live on a host that has; it is not copied behind then.

@@ -82,7 +82,7 @@ class Answers:
         """Deny all who wait for a block to go anywhere."""
         self.not_up(key, reason)
         self.not_down(key, reason)
-        self._room.forget(key)
+        self._room.refills.pop(key, None)
 
     def doom(self, entry: Entry, reason: Reason) -> None:
         """Serve a block no more; its copies go as soon as nobody uses them."""

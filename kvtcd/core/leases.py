@@ -59,5 +59,5 @@ class Leases:
 
     def _accounts(self, key: RecordKey) -> tuple[Account, ...]:
         residents, entry = self._residents, self._residents.entries[key]
-        last = Tier.DISK if residents.on_disk(entry) else Tier.HOST
+        last = Tier.DISK if residents.on_disk(entry.namespace) else Tier.HOST
         return residents.shelves[last].accounts(entry.namespace)

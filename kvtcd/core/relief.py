@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from kvtcd.core.account import Account
 from kvtcd.core.entry import Entry
@@ -51,11 +52,9 @@ class Relief:
         residents = self._residents
         excess = account.excess(need)
         account.easing = excess > 0
-        for entry in victims(residents, Place.DISK, account, excess, self._leased(Place.DISK)):
+        leased = partial(residents.irreplaceable, place=Place.DISK)
+        for entry in victims(residents, Place.DISK, account, excess, leased):
             residents.lose(entry, Place.DISK, Reason.NO_TIER)
-
-    def _leased(self, place: Place) -> Callable[[Entry], bool]:
-        return lambda entry: self._residents.irreplaceable(entry, place)
 
     def _relieve_host(self, account: Account, need: int, below: dict[Account, int]) -> None:
         # Moving down ahead of need costs little; losing ahead of need would cost hits.
@@ -92,8 +91,8 @@ class Relief:
     def _has_a_way_down(self, account: Account) -> bool:
         residents = self._residents
         return any(
-            (rules.on_disk and Tier.DISK in residents.shelves) or rules.policy.host.form != "raw"
-            for rules in (residents.rules[namespace] for namespace in account.namespaces)
+            residents.on_disk(namespace) or residents.rules[namespace].policy.host.form != "raw"
+            for namespace in account.namespaces
         )
 
     def _stay_raw(self, account: Account) -> frozenset[int]:
@@ -108,12 +107,12 @@ class Relief:
 
     def _stuck(self, entry: Entry) -> bool:
         """Tell whether a leased block in memory has nowhere to go."""
-        memory = entry.kept(without=(Place.DISK,)) and not entry.ready(Place.DISK)
-        return memory and entry.key in self._residents.leases and not self._goes_to_disk(entry)
+        leased = entry.key in self._residents.leases
+        return leased and not entry.ready(Place.DISK) and not self._goes_to_disk(entry)
 
     def _goes_to_disk(self, entry: Entry) -> bool:
         residents = self._residents
-        able = residents.on_disk(entry) and entry.key not in residents.failed
+        able = residents.on_disk(entry.namespace) and entry.key not in residents.failed
         return able and self._room.fits_ever(entry, Place.DISK) and self._room.welcome(entry)
 
     def _packs(self, entry: Entry) -> bool:

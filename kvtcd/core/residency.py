@@ -84,9 +84,9 @@ class Residents:
         """Tell whether the time of a block is over; a lease gives it more."""
         return entry.expires is not None and entry.expires <= self.now and entry.key not in self.leases
 
-    def on_disk(self, entry: Entry) -> bool:
-        """Tell whether a block may go to disk."""
-        return Tier.DISK in self.shelves and self.rules[entry.namespace].on_disk
+    def on_disk(self, namespace: int) -> bool:
+        """Tell whether the blocks of a namespace may go to disk."""
+        return Tier.DISK in self.shelves and self.rules[namespace].on_disk
 
     def part(self, size: int) -> list[RecordKey]:
         """Return the next keys of a round through all blocks; some may have gone since it began."""

@@ -53,12 +53,6 @@ class Room:
         self._residents = residents
         self._bound = bound
 
-    def forget(self, key: RecordKey) -> None:
-        """Let a block wait for room no more."""
-        self.stay_down(key)
-        self.demotions.pop(key, None)
-        self.refills.pop(key, None)
-
     def stay_down(self, key: RecordKey) -> None:
         """Let a block come up no more."""
         self.promotions.pop(key, None)
@@ -104,7 +98,7 @@ class Room:
         entry = self._residents.entries[key]
         if entry.ready(Place.DISK):
             return None
-        if not self._residents.on_disk(entry):
+        if not self._residents.on_disk(entry.namespace):
             return Reason.NO_TIER
         return None if self.fits_ever(entry, Place.DISK) else Reason.TOO_LARGE
 
