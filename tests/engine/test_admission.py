@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
 from support.http import until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
 
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -15,10 +14,6 @@ from kvtcd.core.policy import Admit, DiskTier, Evict, Policy
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
-
-
-def soon(seconds: float = 10.0) -> float:
-    return asyncio.get_running_loop().time() + seconds
 
 
 def key(number: int) -> EngineKey:

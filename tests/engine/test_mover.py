@@ -12,7 +12,7 @@ import pytest
 from support import fake_cuda
 from support.invariants import check
 from support.pipelines import KINDS
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
 
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
@@ -30,10 +30,6 @@ KEYS = [EngineKey(bytes([number]) * 32) for number in range(BLOCKS)]
 def _device(kind, monkeypatch) -> None:
     if kind == "stand-in":
         fake_cuda.install(monkeypatch)
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 10
 
 
 async def store(service, ns, *, key, data, durable=False) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.http import until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
 
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.keys import EngineKey, chain
@@ -20,10 +20,6 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.recorder import Line, Recorder
 
 pytestmark = pytest.mark.asyncio
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 10
 
 
 def key(number: int) -> EngineKey:

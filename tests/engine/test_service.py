@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.invariants import check
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyPacked, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyPacked, block, soon, toy_service
 
 from kvtcd.core import blob as blobs
 from kvtcd.core.errors import (
@@ -31,10 +31,6 @@ from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
-
-
-def soon(seconds: float = 10.0) -> float:
-    return asyncio.get_running_loop().time() + seconds
 
 
 def key(number: int) -> EngineKey:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
@@ -18,10 +17,6 @@ from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 10
 
 
 def key(number: int) -> EngineKey:

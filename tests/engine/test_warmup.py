@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -18,10 +18,6 @@ TENANT = "uid:1"
 
 def key(number: int) -> EngineKey:
     return EngineKey(bytes([number]) * 32)
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 10
 
 
 async def store(service, ns, *numbers: int) -> None:

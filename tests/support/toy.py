@@ -57,6 +57,11 @@ IDENTITY = Identity(
 BLOCK_BYTES = LAYOUT.nbytes(BLOCK_TOKENS)
 
 
+def soon(seconds: float = 10.0) -> float:
+    """Return a deadline: a time of the running loop's clock."""
+    return asyncio.get_running_loop().time() + seconds
+
+
 def block(seed: int, tokens: int = BLOCK_TOKENS) -> bytes:
     """Return the raw bytes of a block that zlib shrinks."""
     return np.random.default_rng(seed).integers(0, 4, LAYOUT.nbytes(tokens), dtype=np.uint8).tobytes()
