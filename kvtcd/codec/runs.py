@@ -1,4 +1,4 @@
-"""Blocks made of exact and coded runs of tokens: what `kvtc` and `kvtc2` decode alike."""
+"""Blocks made of exact and coded runs of tokens: what codecs that lose something decode alike."""
 
 from __future__ import annotations
 
@@ -21,42 +21,38 @@ from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
 
 
-class RunDecoder(BlobDecoder):
-    """Decodes blocks of one layout under one profile.
+class BlockDecoder(BlobDecoder):
+    """Decodes blocks of one layout.
 
     Args:
         layout: of the blocks.
         rope: of the rotated streams; None when there are none.
-        profile: whose digest blobs must name.
-        transforms: of each stream.
-        device: where the products run, and where raw blocks lie.
+        profile: whose digest blobs must name; None for a codec that needs none.
+        device: where raw blocks lie.
     """
 
     codec: CodecId
     version: int
 
     def __init__(
-        self,
-        layout: Layout,
-        rope: Rope | None,
-        profile: Profile,
-        transforms: Sequence[Transform],
-        device: torch.device,
+        self, layout: Layout, rope: Rope | None, profile: Profile | None, device: torch.device
     ) -> None:
-        self.layout, self.profile = layout, profile
-        self._rope, self._transforms, self._device = rope, transforms, device
+        self.layout = layout
+        self._rope, self._digest, self._device = rope, profile.digest if profile else bytes(32), device
 
     @abstractmethod
     def _check_header(self, header: Header) -> None:
-        """Raise BadField if the profile has nothing to decode such a blob with."""
+        """Raise BadField if there is nothing to decode such a blob with."""
 
     @abstractmethod
     def _sizes(self, found: Mapping[Part, Section], header: Header, count: int) -> dict[Part, int]:
         """Return the sections of a coded run of so many tokens, with their uncompressed sizes."""
 
     @abstractmethod
-    def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
-        """Return the coefficients of one stream's coded run, float32 ``[rank, T]``."""
+    def _restore(
+        self, found: Mapping[Part, Tensor], index: int, header: Header, position: int, out: Tensor
+    ) -> None:
+        """Write one stream's coded run into `out`, ``[L, T, H, D]``, whose first token is at `position`."""
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with layout and profile; see `BlobDecoder`.
@@ -66,8 +62,8 @@ class RunDecoder(BlobDecoder):
         """
         header = blob.header
         check_blob(blob, self.layout, self.codec, self.version)
-        if header.profile != self.profile.digest:
-            raise ProfileMismatch("digest", header.profile.hex(), self.profile.digest.hex())
+        if header.profile != self._digest:
+            raise ProfileMismatch("digest", header.profile.hex(), self._digest.hex())
         self._check_header(header)
         if header.first_token is None:
             raise BadField("blob", "a coded block must know the position of its first token")
@@ -90,11 +86,45 @@ class RunDecoder(BlobDecoder):
                 from_planes(found, block, start, count)
                 continue
             for index, view in enumerate(block):
-                coefficients = self._coefficients(found, index, header, count)
-                rotation = self._rotation(index, header.first_token + start, count, inverse=False)
-                self._transforms[index].inverse(coefficients, rotation, view[:, start : start + count])
+                run = view[:, start : start + count]
+                self._restore(found, index, header, header.first_token + start, run)
 
     def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
         if not self.layout.streams[index].rope or self._rope is None:
             return None
         return Rotation(self._rope, position, tokens, inverse=inverse, device=self._device)
+
+
+class RunDecoder(BlockDecoder):
+    """Decodes blocks of one layout under one profile, as coefficients of its bases.
+
+    Args:
+        layout: of the blocks.
+        rope: of the rotated streams; None when there are none.
+        profile: whose digest blobs must name.
+        transforms: of each stream.
+        device: where the products run, and where raw blocks lie.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rope: Rope | None,
+        profile: Profile,
+        transforms: Sequence[Transform],
+        device: torch.device,
+    ) -> None:
+        super().__init__(layout, rope, profile, device)
+        self.profile, self._transforms = profile, transforms
+
+    @abstractmethod
+    def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
+        """Return the coefficients of one stream's coded run, float32 ``[rank, T]``."""
+
+    def _restore(
+        self, found: Mapping[Part, Tensor], index: int, header: Header, position: int, out: Tensor
+    ) -> None:
+        count = out.shape[1]
+        coefficients = self._coefficients(found, index, header, count)
+        rotation = self._rotation(index, position, count, inverse=False)
+        self._transforms[index].inverse(coefficients, rotation, out)
