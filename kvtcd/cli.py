@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 75 alre
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import sys
@@ -68,9 +69,10 @@ def serve(
         format="%(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    from kvtcd import bootstrap  # noqa: PLC0415 - torch is loaded for the commands that need it
+    faulthandler.enable()  # a watchdog ends the process with SIGABRT: the log then says what every thread did
+    from kvtcd import serve as daemon  # noqa: PLC0415 - torch is loaded for the commands that need it
 
-    asyncio.run(bootstrap.serve(settings, record))
+    asyncio.run(daemon.serve(settings, record))
 
 
 @app.command()

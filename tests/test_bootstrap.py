@@ -24,6 +24,7 @@ from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.engine.cuda import CudaStream
+from kvtcd.serve import serve
 
 WORLD = World(kv())
 TENANT, TOKENS, BLOCKS = "uid:1", 32, 4
@@ -201,7 +202,6 @@ async def test_a_daemon_whose_gpu_is_lost_says_so_and_can_be_stopped(tmp_path, m
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sdnotify closes no socket
 async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkeypatch) -> None:
     on_cuda, listening = bootstrap.on_cuda, asyncio.Event()
     loop, listeners = asyncio.get_running_loop(), []
@@ -212,7 +212,7 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
         return on_cuda(device, lost)
 
     monkeypatch.setattr(bootstrap, "on_cuda", made)
-    running = asyncio.create_task(bootstrap.serve(configuration(tmp_path, gpu=1 << 20)))
+    running = asyncio.create_task(serve(configuration(tmp_path, gpu=1 << 20)))
     async with asyncio.timeout(20):
         await listening.wait()
         await asyncio.to_thread(listeners[0], DeviceLost("cuda:0", "an illegal memory access"))

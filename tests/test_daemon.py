@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -159,23 +157,6 @@ def test_policies_are_reloaded_on_request_and_on_hangup_unless_a_file_is_wrong(t
         running._process.send_signal(signal.SIGHUP)
         until(lambda: client.policies()[0]["codec"]["ratio"] == 32)
         assert bytes(client.get("n", key(1))) == body(1)
-
-
-def test_systemd_is_told_of_readiness_reloads_and_the_end(tmp_path: Path, monkeypatch) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
-        inbox.bind(str(tmp_path / "notify"))
-        inbox.settimeout(20)
-        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        running = daemon(tmp_path)
-        with running:
-            heard = [inbox.recv(4096).decode()]
-            assert running._process
-            running._process.send_signal(signal.SIGHUP)
-            heard += [inbox.recv(4096).decode() for _ in range(3)]
-        heard.append(inbox.recv(4096).decode())
-    assert heard[0] == "READY=1"
-    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=[0-9]+", heard[1])
-    assert heard[2:] == ["READY=1", "STATUS=", "STOPPING=1"]
 
 
 def test_a_daemon_records_and_goes_on_in_a_new_file_when_it_is_told_to(tmp_path: Path) -> None:

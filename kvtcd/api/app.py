@@ -1,15 +1,10 @@
-"""The application: routes, middlewares, and the socket it listens on."""
+"""The application: routes, middlewares, its start and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-import stat
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -18,10 +13,10 @@ from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, pol
 from kvtcd.api.auth import identify, operators, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
+from kvtcd.api.listeners import Listener
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import problems
 from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, OPERATORS, RELOAD, SERVICE, TRAFFIC
-from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.engine.service import Service
 
@@ -116,6 +111,7 @@ class Runner(web.AppRunner):
 
     async def cleanup(self) -> None:
         """Accept no more connections, let requests end for `Limits.shutdown_s`, then cut the rest."""
+        self.app[TRAFFIC].closing = True
         for site in self.sites:
             await site.stop()
         self.app[SERVICE].feeds.close()  # streams without an end of their own
@@ -124,70 +120,19 @@ class Runner(web.AppRunner):
         await super().cleanup()
 
 
-async def start(app: web.Application, path: Path) -> Runner:
-    """Serve an application on a Unix socket, mode 0660, until the runner's `cleanup`, which removes it.
-
-    Raises:
-        AlreadyRunning: somebody listens there.
-        ConfigError: there is something else than a socket.
-    """
-    listener, inode = await asyncio.to_thread(listen, path)
+async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:
+    """Serve an application until `Runner.cleanup`, which closes the listeners and removes what they bound."""
 
     async def remove(_app: web.Application) -> None:
-        await asyncio.to_thread(_unlink, path, inode)
+        for listener in listeners:
+            await asyncio.to_thread(listener.remove)
 
     app.on_cleanup.append(remove)
     runner = Runner(app)
     await runner.setup()
-    await web.SockSite(runner, listener).start()
+    for listener in listeners:
+        await web.SockSite(runner, listener.socket).start()
     return runner
-
-
-def listen(path: Path) -> tuple[socket.socket, int]:
-    """Bind a Unix socket that owner and group may use; return it and its inode.
-
-    A socket left behind by a daemon that was killed is replaced.
-
-    Raises:
-        AlreadyRunning: somebody listens there.
-        ConfigError: there is something else than a socket.
-    """
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Set round the bind: a chmod after it would leave a moment in which everybody may connect.
-    before = os.umask(0o117)
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(path, "socket", f"cannot be bound: {error.strerror or error}") from None
-    finally:
-        os.umask(before)
-    listener.listen(128)
-    return listener, path.stat().st_ino
-
-
-def _remove_stale(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(path, "socket", "is taken by something that is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        else:
-            raise AlreadyRunning(path)
-
-
-def _unlink(path: Path, inode: int) -> None:
-    """Remove our socket, but not that of a successor."""
-    with suppress(FileNotFoundError):
-        if path.stat().st_ino == inode:
-            path.unlink()
 
 
 def _logger() -> logging.Logger:

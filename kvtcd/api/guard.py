@@ -6,6 +6,7 @@ from aiohttp import web
 
 from kvtcd.api.auth import Handler
 from kvtcd.api.state import TRAFFIC
+from kvtcd.core.errors import Stopping
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered however many connections there are: whoever watches must not take a busy daemon for a dead one."""
@@ -25,6 +26,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         refused = web.HTTPServiceUnavailable(text="too many connections", headers={"Retry-After": "1"})
         refused.force_close()
         raise refused
+    if traffic.closing and request.path not in PROBES:
+        raise Stopping
     headers = request.headers
     if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
         raise web.HTTPForbidden(text="requests from web pages are refused")

@@ -99,6 +99,9 @@ class Traffic:
 
     Args:
         limit: connections at once. Idle ones that never asked for anything are closed by aiohttp.
+
+    Attributes:
+        closing: no more requests are let in, and each connection ends with the one that is under way.
     """
 
     def __init__(self, limit: int) -> None:
@@ -135,7 +138,6 @@ class Traffic:
 
     async def drain(self, seconds: float) -> None:
         """Let requests end, and connections with them."""
-        self.closing = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._quiet.wait()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from kvtcd.api.auth import Handler
+from kvtcd.api.state import TRAFFIC
 from kvtcd.core.errors import Busy, KvtcdError
 from kvtcd.core.problem import MEDIA_TYPE, http_problem, kind_of, problem
 
@@ -56,9 +57,12 @@ def _answer(request: web.Request, body: dict[str, object], headers: Mapping[str,
         # Part of an answer is out. Its length is promised, so the only honest end is a broken connection;
         # what is returned below can then no longer be sent.
         request.transport.abort()
-    return web.Response(
+    answer = web.Response(
         status=int(str(body["status"])),
         body=json.dumps(body).encode(),
         content_type=MEDIA_TYPE,
         headers=headers,
     )
+    if request.app[TRAFFIC].closing:
+        answer.force_close()
+    return answer

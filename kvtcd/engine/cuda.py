@@ -67,6 +67,8 @@ class CudaStream:
         self._reaper = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}-reaper")
         self._running: deque[None] = deque()
         self._idle = 0.0  # since when; of the reaper
+        self.ended = 0
+        """Calls whose work is done."""
 
     @property
     def pending(self) -> int:
@@ -77,9 +79,13 @@ class CudaStream:
         """Queue a call of what `after` yields; see `Stream`."""
         event: CudaEvent[U] = CudaEvent()
         self._running.append(None)
-        event.add_done_callback(lambda _: self._running.pop())
+        event.add_done_callback(self._end)
         self._launcher.submit(self._launch, call, after, watch, event)
         return event
+
+    def _end(self, _: Future[U]) -> None:
+        self._running.pop()
+        self.ended += 1
 
     async def close(self) -> None:
         """Wait for what was submitted, then end the threads."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kvtcd.engine.streams import Stage, Stages, Watch, came
 
@@ -27,6 +27,8 @@ class Lane:
         self.name = name
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"kvtcd-{name}")
         self._running: deque[None] = deque()  # appended and popped atomically by several threads
+        self.ended = 0
+        """Calls that have ended."""
 
     @property
     def pending(self) -> int:
@@ -58,8 +60,12 @@ class Lane:
     def _submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         self._running.append(None)
         future = self._pool.submit(call, *args, **kwargs)
-        future.add_done_callback(lambda _: self._running.pop())
+        future.add_done_callback(self._end)
         return future
+
+    def _end(self, _: Future[Any]) -> None:
+        self._running.pop()
+        self.ended += 1
 
 
 def _follow(call: Callable[[T], U], after: Future[T], watch: Watch | None) -> U:

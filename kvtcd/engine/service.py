@@ -23,6 +23,7 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.prefixes import Prefixes
+from kvtcd.engine.pulse import Pulse, Worker
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.stats import Stats, TierStats, forms
@@ -54,6 +55,7 @@ class Service:
         prefixes: how much of a prefix is here.
         feeds: for those who listen to what becomes of them.
         leases: by which they stay for a while.
+        pulse: whether all threads get something done.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Service:
         self.leases = Leases(driver, metrics)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
+        self.pulse = Pulse(self._workers)
         self._reporter = Reporter(driver, tenancy.registry, self.feeds)
         self._changes = Changes(driver.catalog.residents)
         driver.observers.append(self._observe)
@@ -111,6 +114,10 @@ class Service:
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = asyncio.create_task(warming, name="kvtcd-warm-up")
         return foreign
+
+    def _workers(self) -> list[Worker]:
+        writers = (tenant.writer for tenant in self._registry.tenants.values())
+        return [*self._lanes, *(writer for writer in writers if writer)]
 
     def _watch_the_clock(self) -> None:
         if self._tenancy.expiring and self._ticking is None:

@@ -36,6 +36,10 @@ class Stream(Protocol):
     def pending(self) -> int:
         """Calls submitted and not yet ended."""
 
+    @property
+    def ended(self) -> int:
+        """Calls that have ended, ever."""
+
     def submit(self, call: Callable[[T], U], after: Future[T], watch: Watch | None = None) -> Future[U]:
         """Queue a call of what `after` yields; never blocks.
 

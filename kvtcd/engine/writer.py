@@ -40,10 +40,16 @@ class Writer:
     Args:
         environment: written by this lane alone.
         lane: one thread.
+
+    Attributes:
+        name: that of the lane.
+        pending: 1 while records are committed. Calls of `exclusive` do not count: a rewrite may take long.
+        ended: commits that have ended.
     """
 
     def __init__(self, environment: Environment, lane: Lane) -> None:
         self.environment = environment
+        self.name, self.pending, self.ended = lane.name, 0, 0
         self._lane = lane
         self._queue: asyncio.Queue[_Write | None] = asyncio.Queue()
         self._task = asyncio.create_task(self._gather(), name=f"kvtcd-writer-{lane.name}")
@@ -123,9 +129,11 @@ class Writer:
 
     def _write(self, puts: list[object], drops: list[RecordKey], watches: list[Watch]) -> None:
         begin = time.perf_counter()
+        self.pending = 1
         try:
             self.environment.write(puts, drops)
         finally:
+            self.pending, self.ended = 0, self.ended + 1
             end = time.perf_counter()
             for watch in watches:
                 watch(begin, end)

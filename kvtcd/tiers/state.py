@@ -4,7 +4,7 @@
 
     state/                 0700
       lock                 flock of the one process that uses it
-      master.key           32 random bytes, 0600
+      master.key           32 random bytes, 0600; not there if the key is kept elsewhere
       tenants/<hex>/       one disk environment per tenant
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hmac
 import logging
 import os
 import re
@@ -24,6 +25,8 @@ from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.tiers import durable
 
 MASTER_KEY_BYTES = 32
+MASTER_KEY = "kvtcd.master-key"
+"""Name of the credential that may hold the key instead of the file."""
 _TENANT = re.compile(r"[0-9a-f]{2,64}")
 _FIELD = "state directory"
 _log = logging.getLogger(__name__)
@@ -71,13 +74,25 @@ class StateDirectory:
         for leftover in self._tenants.glob("*" + durable.PART):
             durable.remove_tree(leftover)
 
-    def master_key(self) -> bytes:
+    def master_key(self, given: bytes | None = None) -> bytes:
         """Return the 32 bytes from which all keys of this store are derived; the first call creates them.
 
+        Args:
+            given: a key that is kept elsewhere. It is not written here, and a file of another one is refused:
+                to go on with either would remove what is stored under the other.
+
         Raises:
-            ConfigError: the file has another size, cannot be read, or can be read by others.
+            ConfigError: the file, or what is given, has another size; the file cannot be read, or can be read
+                by others; they differ.
         """
         path = self.path / "master.key"
+        if given is not None:
+            if len(given) != MASTER_KEY_BYTES:
+                raise ConfigError("credential", MASTER_KEY, f"not {MASTER_KEY_BYTES} bytes long")
+            if path.exists() and not hmac.compare_digest(self.master_key(), given):
+                why = f"differs from {path}; copy that file to the credential, or remove it to begin anew"
+                raise ConfigError("credential", MASTER_KEY, why)
+            return given
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:

@@ -16,13 +16,14 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import NS, TENANT_HEADER, by_header, closed, refused, running
+from support.http import NS, TENANT_HEADER, closed, refused, running
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import __version__, api
-from kvtcd.api.app import Runner, create_app, listen, start
+from kvtcd.api.app import Runner, create_app
 from kvtcd.api.auth import peer
 from kvtcd.api.limits import Limits
+from kvtcd.api.listeners import bind
 from kvtcd.api.state import TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
 from kvtcd.core.messages import Info
@@ -170,17 +171,16 @@ async def test_the_socket_is_for_owner_and_group_and_goes_with_the_daemon():
 async def test_the_socket_of_a_successor_is_left_alone():
     async with running() as daemon:
         daemon.socket.unlink()
-        successor, _ = await asyncio.to_thread(listen, daemon.socket)
+        successor = await asyncio.to_thread(bind, daemon.socket)
         await daemon.runner.cleanup()
         assert daemon.socket.exists()
-        successor.close()
+        successor.socket.close()
 
 
 async def test_a_second_daemon_on_a_live_socket_is_refused_and_harms_nothing():
     async with running() as daemon:
-        app = create_app(daemon.toy.service, Limits(), reload=refused, authenticate=by_header)
         with pytest.raises(AlreadyRunning):
-            await start(app, daemon.socket)
+            await asyncio.to_thread(bind, daemon.socket)
         async with daemon.request("GET", "/healthz") as answer:
             assert answer.status == 200
 
@@ -195,19 +195,19 @@ async def test_a_socket_left_behind_is_replaced(tmp_path, monkeypatch):
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
-    listener, inode = await asyncio.to_thread(listen, path)
-    listener.close()
-    assert path.stat().st_ino == inode
+    listener = await asyncio.to_thread(bind, path)
+    listener.socket.close()
+    assert path.stat().st_ino == listener.inode
 
 
 async def test_something_else_in_the_place_of_the_socket_is_left_alone(tmp_path, monkeypatch):
     path = short_folder(tmp_path, monkeypatch) / "s"
     path.write_text("precious")
     with pytest.raises(ConfigError, match="not a socket"):
-        await asyncio.to_thread(listen, path)
+        await asyncio.to_thread(bind, path)
     assert path.read_text() == "precious"
     with pytest.raises(ConfigError, match="cannot be bound"):
-        await asyncio.to_thread(listen, path.parent / "missing" / "s")
+        await asyncio.to_thread(bind, path.parent / "missing" / "s")
 
 
 async def test_requests_under_way_end_before_the_daemon_does():
@@ -254,3 +254,8 @@ async def test_while_the_daemon_ends_each_answer_ends_its_connection():
         answer = await daemon.raw(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"Connection: close\r\n" in answer
+        answer = await daemon.raw(b"GET /v1/stats HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 5\r\n" in answer
+        assert b"Connection: close\r\n" in answer
+        assert b"urn:kvtcd:error:stopping" in answer

@@ -16,6 +16,7 @@ from support.toy import IDENTITY, ToyService, toy_service
 
 from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
+from kvtcd.api.listeners import bind
 from kvtcd.api.state import IN_FLIGHT
 from kvtcd.core.entry import State
 from kvtcd.core.errors import ConfigError
@@ -139,7 +140,7 @@ async def running(
                 authenticate=authenticate,
             )
             socket = folder / "socket"
-            runner = await start(app, socket)
+            runner = await start(app, [await asyncio.to_thread(bind, socket)])
             try:
                 connector = aiohttp.UnixConnector(str(socket))
                 async with aiohttp.ClientSession(connector=connector) as session:

@@ -1,0 +1,93 @@
+"""What connections come in by: a Unix socket that is bound here, or one that a service manager hands over."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtcd.core.errors import AlreadyRunning, ConfigError
+
+DATA = "data"
+"""``FileDescriptorName`` of the Unix socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A listening socket.
+
+    Attributes:
+        socket: listens.
+        path: where it was bound, so that it is to be removed in the end; None if it is another's.
+        inode: of `path`: a successor may have bound a socket of its own there.
+    """
+
+    socket: socket.socket
+    path: Path | None = None
+    inode: int = 0
+
+    def remove(self) -> None:
+        """Remove what was bound here, but not the socket of a successor, nor one that was handed over."""
+        with suppress(FileNotFoundError):
+            if self.path and self.path.stat().st_ino == self.inode:
+                self.path.unlink()
+
+    def __str__(self) -> str:
+        return str(self.socket.getsockname())
+
+
+def adopt(name: str, found: socket.socket) -> Listener:
+    """Take over a socket of a service manager: it stays, and whoever waits there, when this process ends.
+
+    Raises:
+        ConfigError: it is not the Unix socket that is called `DATA`.
+    """
+    if name != DATA or found.family != socket.AF_UNIX:
+        why = (
+            f"is handed over as {name!r}; set FileDescriptorName={DATA} in the socket unit, for a Unix socket"
+        )
+        raise ConfigError("socket activation", str(found.getsockname()), why)
+    return Listener(found)
+
+
+def bind(path: Path) -> Listener:
+    """Bind a Unix socket that owner and group may use.
+
+    A socket left behind by a daemon that was killed is replaced.
+
+    Raises:
+        AlreadyRunning: somebody listens there.
+        ConfigError: there is something else than a socket.
+    """
+    _remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Set round the bind: a chmod after it would leave a moment in which everybody may connect.
+    before = os.umask(0o117)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(path, "socket", f"cannot be bound: {error.strerror or error}") from None
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    return Listener(listener, path, path.stat().st_ino)
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise ConfigError(path, "socket", "is taken by something that is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        else:
+            raise AlreadyRunning(path)

@@ -1,0 +1,176 @@
+"""The daemon as a process: from its sockets to its exit, with signals in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+
+from kvtcd.api import listeners
+from kvtcd.api.app import create_app, start
+from kvtcd.api.limits import Limits
+from kvtcd.api.listeners import Listener
+from kvtcd.bootstrap import service
+from kvtcd.config import Config, load_policies, show_bytes
+from kvtcd.core.errors import ConfigError, DeviceLost
+from kvtcd.engine.pulse import Pulse
+from kvtcd.engine.service import Service
+from kvtcd.systemd import Supervisor, credential, inherited
+from kvtcd.tiers.state import MASTER_KEY
+
+_log = logging.getLogger(__name__)
+DRAIN_SHARE = 0.3
+"""Share of ``daemon.stop_seconds`` for ending requests; then comes `bootstrap.FLUSH_SHARE`."""
+STOP_MARGIN_S = 15.0
+"""What closing may take beyond ``daemon.stop_seconds`` before the service manager kills."""
+LOOK_S = 10.0
+"""Longest time between two looks at whether all threads get something done."""
+START_S = 60.0
+"""The service manager gives up on a start in which the event loop was silent for so long."""
+
+
+async def serve(config: Config, record: Path | None = None) -> None:
+    """Run a daemon until SIGTERM or SIGINT; SIGHUP reads the policy files anew.
+
+    Args:
+        config: what holds for it.
+        record: write down in this file what is asked of it.
+
+    Raises:
+        ConfigError, AlreadyRunning: it could not be started.
+        DeviceLost: the GPU failed, and so it has ended; what was packed or on disk by then is kept.
+    """
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    faults: list[DeviceLost] = []
+
+    def lost(error: DeviceLost) -> None:
+        faults.append(error)
+        loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    with closing(Supervisor(os.environ)) as supervisor:
+        handed = inherited(os.environ)
+        master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
+        watching = asyncio.create_task(_ask_for_time(supervisor))
+        try:
+            async with service(config, record, lost, master=master) as running:
+                watching.cancel()
+                watching = asyncio.create_task(_attest(supervisor, running.pulse))
+                reload = _Reload(config, running, supervisor)
+                app = create_app(running, _limits(config), reload=reload)
+                runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
+                reloading = asyncio.create_task(reload.whenever(hangup))
+                try:
+                    where = ", ".join(map(str, runner.addresses))
+                    _log.info(
+                        "ready on %s with %s of host memory and %s of disk",
+                        where, show_bytes(config.host.capacity), show_bytes(config.disk.capacity),
+                    )  # fmt: skip
+                    supervisor.tell("READY=1", status=f"Serving on {where}")
+                    await stop.wait()
+                    _log.info("stopping")
+                    limit = config.daemon.stop_seconds + STOP_MARGIN_S
+                    supervisor.tell(
+                        "STOPPING=1", _extended(limit), status="Finishing requests, then writing to disk"
+                    )
+                    running.drain()
+                finally:
+                    reloading.cancel()
+                    await runner.cleanup()
+        finally:
+            watching.cancel()
+    if faults:
+        raise faults[0]
+
+
+def _listeners(config: Config, handed: list[tuple[str, socket.socket]]) -> list[Listener]:
+    """Return what connections come in by: sockets that were handed over, else one that is bound here.
+
+    Raises:
+        ConfigError: what was handed over is not known here, or what is configured cannot be bound.
+        AlreadyRunning: somebody listens on what is configured.
+    """
+    adopted = [listeners.adopt(name, found) for name, found in handed]
+    return adopted or [listeners.bind(config.daemon.socket)]
+
+
+async def _ask_for_time(supervisor: Supervisor) -> None:
+    """Have a start take as long as it takes: after a power cut all that is on disk is looked through."""
+    while True:
+        supervisor.tell(_extended(START_S), status="Taking in what is on disk")
+        await asyncio.sleep(START_S / 3)
+
+
+def _extended(seconds: float) -> str:
+    return f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}"
+
+
+async def _attest(supervisor: Supervisor, pulse: Pulse) -> None:
+    """Tell the watchdog that all is well while it is: this loop turns, every thread gets something done."""
+    every = min(LOOK_S, supervisor.watchdog / 3 if supervisor.watchdog else LOOK_S)
+    silent = False
+    while True:
+        stuck = pulse.stuck(asyncio.get_running_loop().time())
+        if stuck is None:
+            supervisor.tell("WATCHDOG=1")
+        elif not silent:
+            _log.error(
+                "the thread kvtcd-%s has got nothing done for two minutes; a watchdog is not fed", stuck
+            )
+            supervisor.tell(status=f"The thread kvtcd-{stuck} is stuck")
+        silent = stuck is not None
+        await asyncio.sleep(every)
+
+
+class _Reload:
+    """Reads the policy files anew, for the API and for SIGHUP, and tells the service manager meanwhile.
+
+    SIGHUP also has the recording go on in a new file, if the old one was moved away.
+    """
+
+    def __init__(self, config: Config, service: Service, supervisor: Supervisor) -> None:
+        self._config, self._service, self._supervisor = config, service, supervisor
+        self._one = asyncio.Lock()
+
+    async def __call__(self) -> None:
+        async with self._one:
+            # The time tells a manager (`Type=notify-reload`) that this answers its signal and no earlier one.
+            self._supervisor.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            status = "Policies read anew"
+            try:
+                policies = await asyncio.to_thread(load_policies, self._config.policies)
+                await self._service.reload(policies)
+            except BaseException as error:
+                status = f"Nothing was reloaded: {error}"
+                raise
+            finally:
+                self._supervisor.tell("READY=1", status=status)
+
+    async def whenever(self, asked: asyncio.Event) -> None:
+        """Do it each time that it is asked for; a wrong file is logged, and what was in effect stays so."""
+        while await asked.wait():
+            asked.clear()
+            await self._service.reopen()
+            try:
+                await self()
+            except ConfigError as error:
+                _log.error("nothing was reloaded: %s", error)
+            except Exception:  # noqa: BLE001 - logged; a signal must not end what serves
+                _log.exception("unexpected failure while policies were reloaded")
+
+
+def _limits(config: Config) -> Limits:
+    return Limits(
+        connections=config.limits.connections,
+        in_flight=config.limits.in_flight,
+        tenant_in_flight=config.limits.tenant_in_flight,
+        shutdown_s=config.daemon.stop_seconds * DRAIN_SHARE,
+    )

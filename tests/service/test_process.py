@@ -1,0 +1,296 @@
+"""The daemon under a service manager: what it says and when, what it is handed over, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.supervised import Supervised, eventually, listening, supervised
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
+
+from kvtcd.client import BlockHead, Client
+from kvtcd.core.errors import KvtcdError, Stopping, Unavailable
+from kvtcd.core.keys import EngineKey
+from kvtcd.lab.daemon import Daemon
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    return Daemon(
+        tmp_path, host=64 * BLOCK_BYTES + (1 << 20), disk=256 << 20, profiles=tmp_path / "p", stop_seconds=20
+    )
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(number.to_bytes(32, "big"))
+
+
+def body(number: int) -> bytes:
+    return np.random.default_rng(number).integers(0, 255, BLOCK_BYTES, dtype=np.uint8).tobytes()
+
+
+def put(client: Client, number: int, *, durable: bool) -> str:
+    head = BlockHead(key(number), tokens=BLOCK_TOKENS, first_token=0)
+    return client.put("n", head, body(number), durable=durable).outcome
+
+
+def here(client: Client, numbers: list[int]) -> list[int]:
+    return [n for n in numbers if client.match("n", [key(n)]).blocks[0].tier is not None]
+
+
+SLOW_START = """
+import asyncio
+from kvtcd.engine.tenancy import Tenancy
+recover = Tenancy.recover
+async def slowly(self, tags):
+    found = await recover(self, tags)
+    await asyncio.sleep(1.5)
+    return found
+Tenancy.recover = slowly
+from kvtcd import serve
+serve.START_S = 1.0
+"""
+
+
+def test_ready_is_said_once_all_that_is_on_disk_is_known_and_more_time_is_asked_for_meanwhile(daemon) -> None:
+    with supervised(daemon) as first:
+        first.until("READY=1")
+        with first.client() as client:
+            client.register("n", IDENTITY)
+            assert [put(client, n, durable=True) for n in range(12)] == ["stored"] * 12
+        first.signal(signal.SIGKILL)
+        first.ended()
+    with supervised(daemon, prelude=SLOW_START) as second:
+        eventually(lambda: second.listen(0.1))
+        assert not daemon.socket.exists() or not connectable(daemon.socket), "a client would find nothing yet"
+        ready = second.until("READY=1")
+        with second.client() as client:
+            assert here(client, list(range(12))) == list(range(12))
+        before = second.heard[: second.heard.index(ready)]
+        assert second.stop() == 0
+        last = second.listen(0.2)[0]
+    assert len(before) >= 3
+    assert all(re.fullmatch(r"EXTEND_TIMEOUT_USEC=\d+", lines[0]) for lines in before[:3])
+    assert before[0][1] == "STATUS=Taking in what is on disk"
+    assert ready[1] == f"STATUS=Serving on {daemon.socket}"
+    assert last[0] == "STOPPING=1"
+    assert last[1] == "EXTEND_TIMEOUT_USEC=35000000", "stop_seconds, and a margin"
+
+
+def connectable(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def test_a_hangup_is_answered_by_reloading_and_ready_whether_the_files_are_right_or_not(tmp_path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[codec]\nname = "lossless"\n')
+    daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p", policy=policy)
+    with supervised(daemon) as running:
+        running.until("READY=1")
+        for text, status in [
+            ("nonsense", f"Nothing was reloaded: {policy}: is not TOML"),
+            ('[codec]\nname = "lossless"\n', "Policies read anew"),
+        ]:
+            policy.write_text(text)
+            before = time.monotonic_ns() // 1000
+            running.signal(signal.SIGHUP)
+            reloading = running.until("RELOADING=1")
+            microseconds = int(reloading[1].removeprefix("MONOTONIC_USEC="))
+            assert before <= microseconds <= time.monotonic_ns() // 1000
+            ready = running.until("READY=1")
+            assert ready[1].startswith("STATUS=" + status)
+        assert running.stop() == 0
+
+
+def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_the_socket(daemon) -> None:
+    acknowledged: list[int] = []
+    turned_away: list[KvtcdError] = []
+    stop = threading.Event()
+
+    def traffic(first: int) -> None:
+        number = first
+        while not stop.is_set():
+            try:
+                with Client(daemon.socket) as client:
+                    while not stop.is_set():
+                        number += 1
+                        if put(client, number, durable=True) == "stored":
+                            acknowledged.append(number)
+            except KvtcdError as error:
+                turned_away.append(error)
+                time.sleep(0.01)
+
+    with listening(daemon.socket) as kept:
+        inode = daemon.socket.stat().st_ino
+        with supervised(daemon, sockets={"data": kept}) as first:
+            first.until("READY=1")
+            with first.client() as client:
+                client.register("n", IDENTITY)
+            threads = [threading.Thread(target=traffic, args=(n << 20,)) for n in range(1, 4)]
+            for thread in threads:
+                thread.start()
+            eventually(lambda: len(acknowledged) > 20)
+            assert first.stop() == 0
+        before = list(acknowledged)
+        assert daemon.socket.stat().st_ino == inode
+        with supervised(daemon, sockets={"data": kept}) as second:
+            second.until("READY=1")
+            eventually(lambda: len(acknowledged) > len(before))
+            stop.set()
+            for thread in threads:
+                thread.join()
+            with second.client() as client:
+                assert here(client, acknowledged) == acknowledged
+                assert all(bytes(client.get("n", key(n))) == body(n) for n in before[-10:])
+            assert second.stop() == 0
+        assert daemon.socket.stat().st_ino == inode
+    away = " ".join(str(error) for error in turned_away if isinstance(error, Unavailable))
+    assert "refused" not in away, "whoever comes between two daemons waits"
+    assert "No such file" not in away
+    assert "Traceback" not in daemon.log.read_text()
+
+
+def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again(daemon) -> None:
+    with supervised(daemon) as running:
+        running.until("READY=1")
+        with running.client() as client, socket.socket(socket.AF_UNIX) as upload:
+            client.register("n", IDENTITY)
+            upload.connect(str(daemon.socket))
+            upload.sendall(
+                f"PUT /v1/namespaces/n/blocks/{key(1).hex()}?tokens={BLOCK_TOKENS}&first_token=0 HTTP/1.1\r\n"
+                "Host: kvtcd\r\nContent-Type: application/octet-stream\r\n"
+                f"Content-Length: {BLOCK_BYTES}\r\n\r\n".encode()
+                + body(1)[:100]
+            )
+            time.sleep(0.3)
+            running.signal(signal.SIGTERM)
+            running.until("STOPPING=1")
+            time.sleep(0.3)
+            with pytest.raises(Stopping) as refused:
+                client.stats()
+            assert refused.value.retry_after >= 1
+            upload.sendall(body(1)[100:])
+            assert upload.recv(1 << 16).startswith(b"HTTP/1.1 201 ")
+        assert running.ended() == 0
+    with supervised(daemon) as again, again.client() as client:
+        again.until("READY=1")
+        assert bytes(client.get("n", key(1))) == body(1), "it was written before the end"
+        assert again.stop() == 0
+
+
+STUCK = """
+import time
+from kvtcd.api import app, operate
+from kvtcd.engine import pulse
+from kvtcd.tiers.disk import Environment
+pulse.PATIENCE = 0.5
+async def blocks_the_loop(request):
+    time.sleep(3)
+    return await operate.info(request)
+app._ROUTES = tuple((m, p, blocks_the_loop if p == "/v1" else h) for m, p, h in app._ROUTES)
+write = Environment.write
+def slowly(self, puts, drops):
+    time.sleep(4)
+    return write(self, puts, drops)
+Environment.write = slowly
+"""
+
+
+def pings(said: list[list[str]]) -> int:
+    return said.count(["WATCHDOG=1"])
+
+
+def test_the_watchdog_is_fed_while_loop_and_threads_make_progress_and_no_longer(daemon) -> None:
+    with supervised(daemon, prelude=STUCK, WATCHDOG_USEC="600000") as running:
+        running.until("READY=1")
+        assert 3 <= pings(running.listen(1.5)) <= 9, "three times in each period"
+
+        loop = threading.Thread(target=call, args=(running, lambda client: client.info()))
+        loop.start()
+        time.sleep(0.5)
+        running.listen(0.05)
+        assert pings(running.listen(2.0)) == 0
+        loop.join()
+        assert pings(running.listen(1.0)) >= 2
+
+        with running.client() as client:
+            client.register("n", IDENTITY)
+        thread = threading.Thread(target=call, args=(running, lambda client: put(client, 1, durable=True)))
+        thread.start()
+        time.sleep(1.2)
+        running.listen(0.05)
+        said = running.listen(2.0)
+        assert pings(said) == 0
+        thread.join()
+        assert pings(running.listen(1.5)) >= 2
+        assert running.stop() == 0
+    assert re.search(r"the thread kvtcd-disk-\w+ has got nothing done", daemon.log.read_text())
+    assert any(re.match(r"STATUS=The thread kvtcd-disk-\w+ is stuck", line) for [line, *_] in running.heard)
+
+
+def call(running: Supervised, ask) -> None:
+    with running.client() as client:
+        ask(client)
+
+
+def test_a_master_key_from_a_credential_is_used_and_never_written_or_shown(daemon, tmp_path) -> None:
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    master = credentials / "kvtcd.master-key"
+    master.write_bytes(bytes(range(32)))
+    environment = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    with supervised(daemon, **environment) as running, running.client() as client:
+        running.until("READY=1")
+        client.register("n", IDENTITY)
+        assert put(client, 1, durable=True) == "stored"
+        assert running.stop() == 0
+    assert not (tmp_path / "state" / "master.key").exists()
+    with supervised(daemon, **environment) as running, running.client() as client:
+        running.until("READY=1")
+        assert here(client, [1]) == [1]
+        assert running.stop() == 0
+    assert not [name for name in (tmp_path / "state").rglob("*") if is_file_with(name, master.read_bytes())]
+    assert master.read_bytes().hex() not in daemon.log.read_text()
+
+    (tmp_path / "state" / "master.key").write_bytes(b"m" * 32)
+    (tmp_path / "state" / "master.key").chmod(0o600)
+    with supervised(daemon, **environment) as refused:
+        assert refused.ended() == 2, "going on with either would remove what is stored under the other"
+    assert "kvtcd.master-key: differs from " in daemon.log.read_text()
+
+
+def is_file_with(path: Path, content: bytes) -> bool:
+    return path.is_file() and content in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "why"),
+    [
+        ("side", "unix", "set FileDescriptorName=data"),
+        ("data", "tcp", "for a Unix socket"),
+        ("data", "datagram", "is no listening stream"),
+    ],
+)
+def test_what_is_handed_over_and_not_understood_ends_the_start_with_2(daemon, name, made, why) -> None:
+    family = socket.AF_INET if made == "tcp" else socket.AF_UNIX
+    kind = socket.SOCK_DGRAM if made == "datagram" else socket.SOCK_STREAM
+    with socket.socket(family, kind) as handed:
+        handed.bind(("127.0.0.1", 0) if made == "tcp" else str(daemon.socket))
+        if kind is socket.SOCK_STREAM:
+            handed.listen()
+        with supervised(daemon, sockets={name: handed}) as refused:
+            assert refused.ended() == 2
+    log = daemon.log.read_text()
+    assert why in log
+    assert "Traceback" not in log
