@@ -1,0 +1,185 @@
+"""The units: what systemd says of them, that they fit the daemon, and that it can work under them."""
+
+from __future__ import annotations
+
+import ctypes.util
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from support.supervised import supervised
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
+
+from kvtcd import cli, config
+from kvtcd.api import listeners
+from kvtcd.client import BlockHead, Client
+from kvtcd.core.errors import AlreadyRunning, ConfigError
+from kvtcd.core.keys import EngineKey
+from kvtcd.lab.daemon import Daemon
+from kvtcd.tiers.state import MASTER_KEY
+
+UNITS = Path(__file__).parents[2] / "systemd"
+DROP_INS = sorted((UNITS / "drop-ins").glob("*.conf"))
+analyzes = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+
+
+def settings(*files: Path) -> dict[str, list[str]]:
+    """Read unit files as systemd does: a list of values for each key, which an empty value empties."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in files:
+        for line in path.read_text().splitlines():
+            if line and line[0] not in "#[":
+                name, value = line.split("=", 1)
+                found[name] = [*found[name], value] if value else []
+    return found
+
+
+SERVICE = settings(UNITS / "kvtcd.service")
+
+
+@pytest.fixture(params=[None, *DROP_INS], ids=lambda path: path.stem if path else "alone")
+def folder(request, tmp_path: Path) -> Path:
+    """Return a folder of our units, with one drop-in at most."""
+    for unit in UNITS.glob("kvtcd*.*"):
+        shutil.copy(unit, tmp_path)
+    if request.param:
+        (tmp_path / "kvtcd.service.d").mkdir()
+        shutil.copy(request.param, tmp_path / "kvtcd.service.d")
+    return tmp_path
+
+
+def analyze(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@analyzes
+def test_systemd_has_nothing_to_say_of_the_units_but_that_nothing_is_installed(folder: Path) -> None:
+    units = [f"./{unit.name}" for unit in folder.glob("kvtcd*.*") if unit.is_file()]
+    said = analyze("verify", "--man=no", *units, cwd=folder)
+
+    programs = [line.lstrip("+-").split()[0] for line in unit_programs(folder)]
+    absent = {
+        f"kvtcd.service: Command {name} is not executable: No such file or directory" for name in programs
+    }
+    assert set(said.stderr.splitlines()) <= absent
+    assert said.stdout == ""
+
+
+def unit_programs(folder: Path) -> list[str]:
+    found = settings(*folder.rglob("*.service"), *folder.rglob("*.conf"))
+    return found["ExecStart"] + found["ExecStartPre"]
+
+
+@analyzes
+def test_a_wrong_line_is_seen(folder: Path) -> None:
+    with (folder / "kvtcd.service").open("a") as unit:
+        unit.write("\n[Service]\nProtectEverything=yes\n")
+    assert "ProtectEverything" in analyze("verify", "--man=no", "./kvtcd.service", cwd=folder).stderr
+
+
+@analyzes
+def test_the_exposure_is_small_and_smaller_without_a_network(folder: Path) -> None:
+    alone = (folder / "kvtcd.service.d" / "socket-only.conf").exists()
+    said = analyze(
+        "security", "--offline=true", f"--threshold={10 if alone else 20}", "./kvtcd.service", cwd=folder
+    )
+
+    assert said.returncode == 0, said.stdout.splitlines()[-1]
+
+
+def test_the_units_fit_the_defaults_of_the_daemon() -> None:
+    defaults, socket = config.load(None), settings(UNITS / "kvtcd.socket")
+    assert socket["ListenStream"] == [str(defaults.daemon.socket)]
+    assert socket["FileDescriptorName"] == [listeners.DATA]
+    assert SERVICE["RuntimeDirectory"] == [defaults.daemon.socket.parent.name]
+    assert SERVICE["RuntimeDirectoryPreserve"] == ["yes"], "else the socket goes with each stop"
+    assert Path("/var/lib", SERVICE["StateDirectory"][0]) == defaults.daemon.state
+    assert MASTER_KEY in SERVICE["LoadCredential"]
+    assert float(SERVICE["TimeoutStopSec"][0]) > defaults.daemon.stop_seconds
+    lasting = {cli.EXIT_CODES[ConfigError], cli.EXIT_CODES[AlreadyRunning]}
+    assert set(map(int, SERVICE["RestartPreventExitStatus"][0].split())) == lasting
+
+
+def allowed() -> set[str]:
+    """Return the system calls that the unit lets through, by systemd's own lists."""
+
+    def expand(name: str) -> set[str]:
+        if not name.startswith("@"):
+            return {name}
+        listing = analyze("syscall-filter", name, cwd=UNITS).stdout
+        names = re.findall(r"^ {4}(\S+)$", listing, re.MULTILINE)
+        return set().union(*map(expand, names))
+
+    calls: set[str] = set()
+    for line in SERVICE["SystemCallFilter"]:
+        listed = set().union(*map(expand, line.removeprefix("~").split()))
+        calls = calls - listed if line.startswith("~") else calls | listed
+    return calls
+
+
+CONFINED = """
+import ctypes
+libc = ctypes.CDLL("libseccomp.so.2")
+libc.seccomp_init.restype = ctypes.c_void_p
+libc.seccomp_init.argtypes = [ctypes.c_uint32]
+libc.seccomp_load.argtypes = [ctypes.c_void_p]
+libc.seccomp_rule_add.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint]
+refuse_with_eperm, allow = 0x00050001, 0x7FFF0000
+rules = libc.seccomp_init(refuse_with_eperm)
+for name in {calls!r}:
+    number = libc.seccomp_syscall_resolve_name(name.encode())
+    if number >= 0:
+        assert libc.seccomp_rule_add(rules, allow, number, 0) == 0
+assert libc.seccomp_load(rules) == 0
+import os, torch
+try:
+    os.chroot("/")
+except PermissionError:
+    print("confined", flush=True)
+for dtype in (torch.float32, torch.bfloat16):
+    torch.randn(256, 256).to(dtype) @ torch.randn(256, 256).to(dtype)
+"""
+
+
+@analyzes
+@pytest.mark.skipif(not ctypes.util.find_library("seccomp"), reason="no libseccomp here")
+def test_the_daemon_can_do_its_work_with_the_system_calls_that_the_unit_allows(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, host=64 * BLOCK_BYTES + (1 << 20), disk=256 << 20, profiles=tmp_path / "p")
+    prelude = CONFINED.format(calls=sorted(allowed()))
+    for start in range(2):
+        with supervised(daemon, prelude=prelude) as running, running.client() as client:
+            running.until("READY=1")
+            if start == 0:
+                client.register("n", IDENTITY)
+                head = BlockHead(EngineKey(b"k" * 32), tokens=BLOCK_TOKENS, first_token=0)
+                assert client.put("n", head, bytes(BLOCK_BYTES), durable=True).outcome == "stored"
+            assert bytes(client.get("n", EngineKey(b"k" * 32))) == bytes(BLOCK_BYTES)
+            assert client.reload_policies()
+            assert running.stop() == 0
+    log = daemon.log.read_text()
+    assert log.count("confined") == 2
+    assert "Operation not permitted" not in log
+
+
+@pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="no systemd-socket-activate here")
+def test_systemd_itself_can_hand_over_the_socket(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p")
+    command = [sys.executable, "-m", "kvtcd", "serve", "--config", str(daemon.config)]
+    activator = ["systemd-socket-activate", f"--listen={daemon.socket}", "--fdname=data", *command]
+    with daemon.log.open("ab") as log, subprocess.Popen(activator, stdout=log, stderr=log) as process:
+        try:
+            while not daemon.socket.exists():
+                assert process.poll() is None
+            with Client(daemon.socket) as client:
+                assert client.ready(), "the first to come starts it, and waits"
+                assert client.stats()["blocks"] == 0
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    assert daemon.socket.exists(), "it is not the daemon's to remove"
