@@ -174,8 +174,7 @@ class Catalog:
             case ev.Dropped(key, place):
                 self._outcomes.dropped(key, place)
             case ev.Recovered(found):
-                for copy in found:
-                    self._outcomes.recovered(copy)
+                residents.recover(found)
             case ev.Tick():
                 for key in residents.part(SWEEP):
                     self._answers.expire(key)

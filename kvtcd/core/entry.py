@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import BASES, Form, Place
@@ -42,8 +43,7 @@ class Transfer:
         return self.target.form is Form.PACKED and self.source is not Place.DISK
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """What many blocks have in common.
 
     Attributes:

@@ -25,17 +25,20 @@ class Lineage:
 
     def add(self, entry: Entry) -> None:
         """Hang a block below its parent, and those that wait for it below itself."""
-        entry.child = self._orphans.pop(entry.key, None)
-        for child in self.children(entry.key):
+        entry.child = child = self._orphans.pop(entry.key, None)
+        while child is not None:
             child.parent = entry.key  # one copy of the key for all
+            child = child.younger
         if entry.parent is None:
             return
         parent = self._entries.get(entry.parent)
         first = parent.child if parent else self._orphans.get(entry.parent)
+        if parent is not None:
+            parent.child, entry.parent = entry, parent.key
+        else:
+            self._orphans[entry.parent] = entry
         if first is not None:
-            first.elder, entry.younger = entry, first
-        entry.parent = parent.key if parent else first.parent if first else entry.parent
-        self._set_first(entry.parent, entry)
+            first.elder, entry.younger, entry.parent = entry, first, first.parent
 
     def remove(self, entry: Entry) -> None:
         """Take a block out; those that continue it stay known as the children of its key."""

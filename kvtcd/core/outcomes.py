@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvtcd.core import events as ev
 from kvtcd.core.answers import Answers
-from kvtcd.core.entry import Entry, Kind, State, Transfer
+from kvtcd.core.entry import Entry, Transfer
 from kvtcd.core.events import Lost, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
@@ -117,10 +116,3 @@ class Outcomes:
             self._room.promotions[key] = []
         else:
             del self._room.lifts[key]
-
-    def recovered(self, found: ev.Found) -> None:
-        """Take in a block that an earlier process left on disk."""
-        kind = Kind(found.namespace, found.tokens, found.raw_bytes)
-        expires = None if found.ttl is None else self._residents.now + found.ttl
-        entry = Entry(found.key, kind, found.position, found.parent, expires)
-        self._residents.admit(entry, Place.DISK, State.READY, found.nbytes)

@@ -25,9 +25,18 @@ from kvtcd.core.keys import MAX_KEY, MAX_SALT, EngineKey, RecordKey, TenantKeys
 MAGIC = b"KVTR"
 VERSION = 1
 MAC_BYTES = 32
-_FIXED = struct.Struct("<4sHBBHBBI24s32s16s8s32sQ32sQQQQQ32s")
-_HAS_PARENT, _HAS_FIRST = 1, 2
-_PLAINTEXT = 0
+FIELDS = (
+    ("magic", "4s"), ("version", "H"), ("cipher", "B"), ("flags", "B"), ("salt_bytes", "H"),
+    ("key_bytes", "B"), ("zero", "B"), ("tokens", "I"), ("nonce", "24s"), ("key", "32s"), ("tag", "16s"),
+    ("key_id", "8s"), ("namespace", "32s"), ("generation", "Q"), ("parent", "32s"), ("first_token", "Q"),
+    ("raw_bytes", "Q"), ("blob_bytes", "Q"), ("created", "Q"), ("expires", "Q"), ("blob_mac", "32s"),
+)  # fmt: skip
+"""Name and `struct` code of each fixed field, in order and without gaps."""
+_FIXED = struct.Struct("<" + "".join(code for _, code in FIELDS))
+FIXED_BYTES = _FIXED.size
+HAS_PARENT, HAS_FIRST = 1, 2
+PLAINTEXT = 0
+MAX_NUMBER = (1 << 63) - 1
 MAX_ENVELOPE_BYTES = _FIXED.size + MAX_KEY + MAX_SALT + MAC_BYTES
 
 
@@ -62,10 +71,10 @@ def blob_mac(keys: TenantKeys, blob: bytes | bytearray | memoryview) -> bytes:
 
 def seal(keys: TenantKeys, envelope: Envelope) -> bytes:
     """Write an envelope and its MAC."""
-    flags = (_HAS_PARENT if envelope.parent else 0) | (_HAS_FIRST if envelope.first_token is not None else 0)
+    flags = (HAS_PARENT if envelope.parent else 0) | (HAS_FIRST if envelope.first_token is not None else 0)
     body = (
         _FIXED.pack(
-            MAGIC, VERSION, _PLAINTEXT, flags, len(envelope.salt), len(envelope.engine_key), 0,
+            MAGIC, VERSION, PLAINTEXT, flags, len(envelope.salt), len(envelope.engine_key), 0,
             envelope.tokens, bytes(24), envelope.key, envelope.tenant_tag, envelope.key_id,
             envelope.namespace, envelope.generation, envelope.parent or bytes(32),
             envelope.first_token or 0, envelope.raw_bytes, envelope.blob_bytes, envelope.created,
@@ -92,20 +101,22 @@ def parse(data: bytes | memoryview) -> Envelope:
         raise BadMagic("envelope", f"begins with {magic.hex()}, not {MAGIC.hex()}")
     if version != VERSION:
         raise BadVersion("envelope", f"version {version}; this release reads {VERSION}")
-    if cipher != _PLAINTEXT or any(nonce):
-        raise BadField("envelope", f"cipher {cipher}; this release reads {_PLAINTEXT} (none)")
-    if not 1 <= key_bytes <= MAX_KEY or salt_bytes > MAX_SALT or zero or flags > _HAS_PARENT | _HAS_FIRST:
+    if cipher != PLAINTEXT or any(nonce):
+        raise BadField("envelope", f"cipher {cipher}; this release reads {PLAINTEXT} (none)")
+    if not 1 <= key_bytes <= MAX_KEY or salt_bytes > MAX_SALT or zero or flags > HAS_PARENT | HAS_FIRST:
         raise BadField("envelope", f"key of {key_bytes} bytes, salt of {salt_bytes}, flags {flags}")
     if len(data) != _FIXED.size + key_bytes + salt_bytes + MAC_BYTES:
         raise Truncated("envelope", f"{len(data)} bytes for a key of {key_bytes} and a salt of {salt_bytes}")
     if not 1 <= tokens <= raw_bytes or not blob_bytes:
         raise BadField("envelope", f"{tokens} tokens, {raw_bytes} raw bytes, {blob_bytes} stored bytes")
+    if max(first, raw_bytes, blob_bytes, created, expires) > MAX_NUMBER:
+        raise BadField("envelope", "a number of more than 63 bits")
     tail = bytes(data[_FIXED.size : _FIXED.size + key_bytes + salt_bytes])
     return Envelope(
         key=key, tenant_tag=tag, key_id=key_id, namespace=namespace, generation=generation,
         engine_key=EngineKey(tail[:key_bytes]), salt=tail[key_bytes:],
-        parent=RecordKey(parent) if flags & _HAS_PARENT else None,
-        first_token=first if flags & _HAS_FIRST else None, tokens=tokens, raw_bytes=raw_bytes,
+        parent=RecordKey(parent) if flags & HAS_PARENT else None,
+        first_token=first if flags & HAS_FIRST else None, tokens=tokens, raw_bytes=raw_bytes,
         blob_bytes=blob_bytes, created=created, expires=expires or None, blob_mac=mac,
     )  # fmt: skip
 

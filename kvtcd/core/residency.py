@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvtcd.core.entry import Copy, Entry, Kind, State, Transfer
-from kvtcd.core.events import Action, Drop, Govern, Lost, Move, Reason
+from kvtcd.core.events import Action, Drop, Found, Govern, Lost, Move, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import Lineage
 from kvtcd.core.place import MEMORY, Place, Tier
@@ -95,20 +95,39 @@ class Residents:
         del self._parts[-size:]
         return part
 
-    def admit(self, entry: Entry, place: Place, state: State, nbytes: int) -> None:
+    def admit(self, entry: Entry, place: Place, nbytes: int) -> None:
         """Take in a block with its first copy."""
+        self._enter(entry)
+        self._fill(entry, place, nbytes)
+
+    def recover(self, found: Sequence[Found]) -> None:
+        """Take in blocks that lie on disk: a million at a start, so what can be done once for many is."""
+        shelf, booked, entries = self.shelves[Tier.DISK], Counter[int](), self.entries
+        parts = shelf.parts[Place.DISK]
+        for key, namespace, tokens, raw_bytes, nbytes, parent, position, ttl in found:
+            expires = None if ttl is None else self.now + ttl
+            entry = Entry(key, Kind(namespace, tokens, raw_bytes), position, parent, expires)
+            self._enter(entry)
+            entry.disk = copy = Copy(entry, State.READY, self._shared(nbytes))
+            parts[namespace].insert(copy)
+            booked[namespace] += nbytes
+            if entry.parent is not None and (above := entries.get(entry.parent)) is not None:
+                above.children += 1
+        for namespace, nbytes in booked.items():
+            shelf.book(namespace, nbytes)
+
+    def _enter(self, entry: Entry) -> None:
+        """Make a block known, that has no copy yet."""
         entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
         entry.position = self._shared(entry.position)
         self.entries[entry.key] = entry
         if entry.parent == entry.key:
             entry.parent = None
         self.lineage.add(entry)
-        for child in self.lineage.children(entry.key):
-            entry.children += sum(child.ready(p) for p in Place)
-            entry.near_children += sum(child.ready(p) for p in MEMORY)
-        self._fill(entry, place, nbytes)
-        if state is State.READY:
-            self.ready(entry, place)
+        if entry.child is not None:
+            for child in self.lineage.children(entry.key):
+                entry.children += sum(child.ready(p) for p in Place)
+                entry.near_children += sum(child.ready(p) for p in MEMORY)
 
     def _fill(self, entry: Entry, place: Place, nbytes: int) -> None:
         entry.put(place, Copy(entry, State.FILLING, self._shared(nbytes)))

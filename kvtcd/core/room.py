@@ -152,7 +152,7 @@ class Room:
                     if host.whole in wanted:
                         break
                     continue
-                residents.admit(self._entry(put), Place.HOST, State.FILLING, need)
+                residents.admit(self._entry(put), Place.HOST, need)
                 residents.actions.append(Grant(ticket))
             del self.puts[ticket]
         return urgent

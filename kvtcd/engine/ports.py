@@ -50,20 +50,20 @@ class DeviceMemory(Protocol):
         """Copy a block to host memory."""
 
 
-class StoredRecord(Protocol):
-    """One row of a scan."""
+class StoredPage(Protocol):
+    """A part of a scan: many records without their blobs, in columns."""
 
     @property
-    def key(self) -> bytes:
-        """The record key."""
+    def keys(self) -> Sequence[bytes]:
+        """The record keys."""
 
     @property
-    def envelope(self) -> bytes:
-        """The envelope."""
+    def envelopes(self) -> Sequence[bytes]:
+        """The envelopes."""
 
     @property
-    def footprint(self) -> int:
-        """Bytes it is accounted with."""
+    def footprints(self) -> npt.NDArray[np.int64]:
+        """Bytes that each is accounted with."""
 
 
 class Packed(Protocol):
@@ -161,7 +161,7 @@ class Environment(Protocol):
     def envelope(self, key: bytes) -> bytes | None:
         """Return the envelope of a record alone."""
 
-    def scan(self) -> Iterator[StoredRecord]:
+    def scan(self) -> Iterator[StoredPage]:
         """Yield what is stored."""
 
     def check_readers(self) -> int:

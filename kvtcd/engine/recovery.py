@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Mapping
 
+import numpy as np
+from prometheus_client import Counter
+
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt
-from kvtcd.core.events import Found, Reason
+from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey, TenantKeys
+from kvtcd.engine import envelopes
+from kvtcd.engine.envelopes import Rows
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Environment
@@ -23,13 +27,9 @@ def mend(environment: Environment) -> dict[str, bytes]:
     return environment.namespaces()
 
 
-_ROW = struct.Struct(">QQIIQQQ32s32s")
-_NO_PARENT, _NEVER = bytes(32), (1 << 64) - 1
-
-
 def scan(
     environment: Environment, keys: TenantKeys, known: Mapping[bytes, Namespace], metrics: Metrics
-) -> tuple[list[bytes], list[RecordKey]]:
+) -> tuple[Rows, list[RecordKey]]:
     """Read the envelopes of all records.
 
     After a clean end only their form is checked now: whatever is read later is checked in full then, and a
@@ -42,52 +42,40 @@ def scan(
         metrics: told of what is refused.
 
     Returns:
-        what is to be taken in, the oldest first, as rows for `found`: bytes take a fifth of the memory of
-        what they say, and leave no hole in it when they go; and the keys of what fails its MAC, has expired,
-        or belongs to no namespace.
+        what is to be taken in, the oldest first; and the keys of what fails its MAC, has expired, or belongs
+        to no namespace.
     """
     now = time.time_ns() // 1_000_000
-    rows, refused = [], []
-    for stored in environment.scan():
-        key = RecordKey(stored.key)
+
+    def fault(key: RecordKey, sealed: bytes) -> Counter | None:
+        """Return what counts the reason why a record is not taken in, None if it is."""
         try:
-            envelope = (
-                records.open_envelope(keys, key, stored.envelope)
-                if environment.recovered
-                else records.parse(stored.envelope)
-            )
+            whole = environment.recovered
+            envelope = records.open_envelope(keys, key, sealed) if whole else records.parse(sealed)
         except Corrupt as error:
-            metrics.damaged.labels(type(error).__name__).inc()
-            refused.append(key)
-            continue
+            return metrics.damaged.labels(type(error).__name__)
         namespace = known.get(envelope.namespace)
         if namespace is None or namespace.generation != envelope.generation:
-            metrics.foreign.inc()
-            refused.append(key)
-            continue
-        left = None if envelope.expires is None else (envelope.expires - now) // 1000
-        if left is not None and left <= 0:
-            metrics.lost.labels(Reason.EXPIRED).inc()
-            refused.append(key)
-            continue
-        rows.append(
-            _ROW.pack(
-                envelope.created, envelope.raw_bytes, namespace.number, envelope.tokens, stored.footprint,
-                envelope.first_token or 0, _NEVER if left is None else left, key,
-                envelope.parent or _NO_PARENT,
-            )
-        )  # fmt: skip
-    rows.sort()  # by creation, for the order of use, which is not kept
-    return rows, refused
+            return metrics.foreign
+        if envelope.expires is not None and (envelope.expires - now) // 1000 <= 0:
+            return metrics.lost.labels(Reason.EXPIRED)
+        return None
 
-
-def found(row: bytes) -> Found:
-    """Return what a row of `scan` says."""
-    _, raw_bytes, namespace, tokens, nbytes, first, left, key, parent = _ROW.unpack(row)
-    return Found(
-        RecordKey(key), namespace, tokens, raw_bytes, nbytes,
-        None if parent == _NO_PARENT else RecordKey(parent), first, None if left == _NEVER else left,
-    )  # fmt: skip
+    # One growing piece of memory: arrays for each page would leave holes when they go.
+    taken, refused = bytearray(), list[RecordKey]()
+    for page in environment.scan():
+        rows, sound = envelopes.read(page.keys, page.envelopes, page.footprints, known, now)
+        doubtful = range(len(rows)) if environment.recovered else np.flatnonzero(~sound).tolist()
+        for index in doubtful:
+            key, envelope = RecordKey(page.keys[index]), page.envelopes[index]
+            why = fault(key, envelope)
+            sound[index] = why is None
+            if why is not None:
+                why.inc()
+                refused.append(key)
+        taken += rows[sound].tobytes()
+    found = np.frombuffer(taken, envelopes.ROW)
+    return found[np.argsort(found["created"], kind="stable")], refused  # the order of use is not kept
 
 
 def belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:

@@ -17,6 +17,7 @@ from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.policy import CodecChoice, Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.envelopes import found
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import TENANT_NAME, Namespace, Registry, Tenant, persisted, restored
@@ -124,8 +125,7 @@ class Tenancy:
             with suppress(StoreFailed):  # logged by the writer; the record is refused again at the next start
                 await tenant.writer.drop(key)
         for start in range(0, len(rows), TAKEN_IN):
-            part = rows[start : start + TAKEN_IN]
-            self._driver.tell(ev.Recovered(tuple(map(recovery.found, part))))
+            self._driver.tell(ev.Recovered(found(rows[start : start + TAKEN_IN])))
             await asyncio.sleep(0)
 
     async def register(self, tenant: str, name: str, identity: Identity) -> Namespace:

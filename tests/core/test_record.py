@@ -57,8 +57,8 @@ def test_every_cut_is_found() -> None:
     key=st.binary(min_size=1, max_size=64),
     salt=st.binary(max_size=255),
     parent=st.none() | st.binary(min_size=32, max_size=32),
-    first=st.none() | st.integers(0, 2**63),
-    expires=st.none() | st.integers(1, 2**63),
+    first=st.none() | st.integers(0, record.MAX_NUMBER),
+    expires=st.none() | st.integers(1, record.MAX_NUMBER),
     tokens=st.integers(1, 2**31),
 )
 def test_what_is_sealed_is_opened(key, salt, parent, first, expires, tokens) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.invariants import checked_victims
 
 from kvtcd.core import events as ev
-from kvtcd.core.entry import Entry, Kind, State
+from kvtcd.core.entry import Entry, Kind
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Evict, EvictName, HostTier, Policy
@@ -54,7 +54,8 @@ class Tiers:
         above = None if parent is None else key(parent)
         entry = Entry(key(number), Kind(namespace, 1, 1), parent=above)
         self.sightings.note(key(number))
-        self.residents.admit(entry, place, State.READY, 1)
+        self.residents.admit(entry, place, 1)
+        self.residents.ready(entry, place)
         return entry
 
     def victims(self, place: Place, excess: int) -> list[Entry]:

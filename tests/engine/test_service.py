@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from support.invariants import check
+from support.records import keys_in
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyPacked, block, soon, toy_service
 
 from kvtcd.core import blob as blobs
@@ -168,7 +169,7 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
         await store(toy.service, ns, {1: block(1), 2: block(2)})
         await toy.service.blocks.demote(ns, [key(1), key(2)], b"", soon())
         tenant = toy.service._registry.tenants[TENANT]
-        records = {s.key: tenant.writer.environment.read(s.key) for s in tenant.writer.environment.scan()}
+        records = {k: tenant.writer.environment.read(k) for k in keys_in(tenant.writer.environment)}
         (a, (envelope_a, blob_a)), (b, _) = records.items()
 
         blob_a[len(blob_a) // 2] ^= 1

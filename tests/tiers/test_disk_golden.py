@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from support.records import keys_in
 
 from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.state import StateDirectory
@@ -35,7 +36,7 @@ def test_a_golden_state_directory_is_read_and_written(tmp_path, archive):
     assert not environment.quarantined
     assert not environment.recovered
     assert environment.namespaces() == golden.NAMESPACES
-    assert [stored.key for stored in environment.scan()] == [record.key for record in golden.RECORDS]
+    assert keys_in(environment) == [record.key for record in golden.RECORDS]
     for record in golden.RECORDS:
         envelope, blob = environment.read(record.key)
         assert envelope == record.envelope

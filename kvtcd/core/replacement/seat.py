@@ -48,7 +48,7 @@ class Seat(Link):
     __slots__ = ("block", "nbytes", "rank", "stamp", "used")
 
     def __init__(self, block: Block, nbytes: int) -> None:
-        super().__init__()
+        self.older = self.younger = None  # as `Link` does, of which there may be a million
         self.block, self.nbytes = block, nbytes
         self.rank: float | None = None
         self.stamp = self.used = 0

@@ -1,7 +1,7 @@
 """The disk tier: records in LMDB, one environment per tenant. Nothing else in kvtcd imports lmdb."""
 
 from kvtcd.tiers.disk.environment import MAX_TRANSACTION, Environment
-from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Put, Stored, footprint
+from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Page, Put, footprint
 
 __all__ = [
     "CHUNK_BYTES",
@@ -10,7 +10,7 @@ __all__ = [
     "MAX_TRANSACTION",
     "PAGE",
     "Environment",
+    "Page",
     "Put",
-    "Stored",
     "footprint",
 ]

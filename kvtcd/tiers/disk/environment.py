@@ -18,7 +18,7 @@ from kvtcd.tiers.disk.gate import Gate
 from kvtcd.tiers.disk.generation import Generation, walk
 from kvtcd.tiers.disk.inspection import Condition, read_condition
 from kvtcd.tiers.disk.opening import build, close_clean, open_sound
-from kvtcd.tiers.disk.records import Bytes, Put, Stored, Take, check_key, fresh
+from kvtcd.tiers.disk.records import Bytes, Page, Put, Take, check_key, fresh
 
 MAX_TRANSACTION = 256 << 20
 """Bytes of records in one transaction: LMDB keeps them all in memory until the commit."""
@@ -120,8 +120,8 @@ class Environment:
         with self._using("read") as generation:
             return generation.envelope(key)
 
-    def scan(self) -> Iterator[Stored]:
-        """Iterate over every record without its blob, in key order, in short transactions.
+    def scan(self) -> Iterator[Page]:
+        """Iterate over all records without their blobs, in key order, in short transactions.
 
         Writes between two steps of the iteration are allowed, and seen or not.
         """
@@ -222,9 +222,9 @@ class Environment:
                 _log.warning("%s is damaged and set aside; beginning empty (%s)", path, damage.code)
         return open_sound(build(self.path, self.quota, lambda _: None), self.quota)
 
-    def _page(self, after: bytes) -> tuple[list[Stored], bytes | None]:
+    def _page(self, after: bytes) -> tuple[Page, bytes | None]:
         with self._using("scan") as generation:
-            return generation.stored(after)
+            return generation.page(after)
 
     @contextmanager
     def _using(self, op: str) -> Iterator[Generation]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import islice
+from operator import lt
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +21,7 @@ from kvtcd.tiers.disk.faults import Damaged, data_bytes, translated
 from kvtcd.tiers.disk.records import (
     KEY_BYTES,
     Bytes,
+    Page,
     Put,
     Stored,
     Take,
@@ -104,7 +107,7 @@ class Generation:
                 return None
             stored = unpack_header(key, header)
             # All chunks are there before memory is taken for the length that the header claims.
-            chunks = self._chunks(transaction, stored)
+            chunks = self._chunks(transaction, key, stored)
             blob = take(stored.blob_bytes)
             begin = 0
             for chunk in chunks:
@@ -119,36 +122,36 @@ class Generation:
             header = transaction.get(key, db=self._meta)
             return None if header is None else unpack_header(key, header).envelope
 
-    def stored(self, after: bytes) -> tuple[list[Stored], bytes | None]:
+    def page(self, after: bytes) -> tuple[Page, bytes | None]:
         """Return records in key order, and the key to go on after, or None at the end.
 
         Looks at 1,000 headers in one short transaction: a long one would keep freed pages from being used.
         Headers that cannot be read are left out.
         """
-        found: list[Stored] = []
-        with translated("scan", self.path), self._lmdb.begin(buffers=True) as transaction:
+        with translated("scan", self.path), self._lmdb.begin() as transaction:
             cursor = transaction.cursor(self._meta)
-            for looked_at, key in enumerate(_keys(cursor, after), 1):
-                with suppress(Corrupt):
-                    found.append(unpack_header(key, cursor.value()))
-                if looked_at == _HEADERS_PER_SCAN:
-                    return found, key
-        return found, None
+            there = cursor.set_range(after + b"\0")
+            rows = list(islice(cursor.iternext(), _HEADERS_PER_SCAN)) if there else []
+            keys = [after, *(key for key, _ in rows)]
+            if not all(map(lt, keys, keys[1:])):  # would go round for ever in a damaged tree
+                raise Damaged("scan", "keys are out of order")
+            return Page.of(rows), keys[-1] if len(rows) == _HEADERS_PER_SCAN else None
 
     def batches(self, keep: Callable[[bytes], bool]) -> Iterator[list[Put]]:
         """Yield the records whose envelope `keep` accepts, 32 MiB at a time; damaged ones are left out."""
         batch: list[Put] = []
         nbytes = 0
-        for stored in walk(self.stored):
-            if not keep(stored.envelope):
-                continue
-            with suppress(Corrupt):
-                if found := self.read(stored.key, fresh):
-                    batch.append(Put(stored.key, *found))
-                    nbytes += batch[-1].footprint
-            if nbytes >= _BATCH_BYTES:
-                yield batch
-                batch, nbytes = [], 0
+        for page in walk(self.page):
+            for key, envelope in zip(page.keys, page.envelopes, strict=True):
+                if not keep(envelope):
+                    continue
+                with suppress(Corrupt):
+                    if found := self.read(key, fresh):
+                        batch.append(Put(key, *found))
+                        nbytes += batch[-1].footprint
+                if nbytes >= _BATCH_BYTES:
+                    yield batch
+                    batch, nbytes = [], 0
         yield batch
 
     def drop_orphans(self) -> int:
@@ -196,17 +199,17 @@ class Generation:
             transaction.delete(bytes(cursor.key()), db=self._blob)
         return freed
 
-    def _chunks(self, transaction: _Transaction, stored: Stored) -> list[memoryview]:
+    def _chunks(self, transaction: _Transaction, key: bytes, stored: Stored) -> list[memoryview]:
         """Return views of the chunks of a record, valid within the transaction."""
         chunks: list[memoryview] = []
         for index, length in enumerate(chunk_lengths(stored.blob_bytes)):
-            chunk = transaction.get(chunk_key(stored.key, index), db=self._blob)
+            chunk = transaction.get(chunk_key(key, index), db=self._blob)
             if chunk is None:
                 raise Truncated("record", f"chunk {index} of a blob of {stored.blob_bytes} bytes is missing")
             if len(chunk) != length:
                 raise BadField("record", f"chunk {index} has {len(chunk)} bytes, not {length}")
             chunks.append(chunk)
-        if transaction.get(chunk_key(stored.key, len(chunks)), db=self._blob) is not None:
+        if transaction.get(chunk_key(key, len(chunks)), db=self._blob) is not None:
             raise BadField("record", f"more chunks than a blob of {stored.blob_bytes} bytes has")
         return chunks
 
@@ -227,8 +230,7 @@ class Generation:
             chunks = transaction.cursor(self._blob)
             if next(_keys(chunks), None):
                 bytes(chunks.value())
-            headers = transaction.cursor(self._meta)
-            return sum(_footprint(key, headers.value()) for key in _keys(headers))
+        return sum(int(page.footprints.sum()) for page in walk(self.page))
 
 
 def _keys(cursor: _Cursor, after: bytes = b"") -> Iterator[bytes]:
@@ -243,12 +245,12 @@ def _keys(cursor: _Cursor, after: bytes = b"") -> Iterator[bytes]:
         there = cursor.next()
 
 
-def walk(page: Callable[[bytes], tuple[list[Stored], bytes | None]]) -> Iterator[Stored]:
-    """Iterate over all records, fetching a page of them at a time, as `Generation.stored` does."""
+def walk(page: Callable[[bytes], tuple[Page, bytes | None]]) -> Iterator[Page]:
+    """Iterate over all records, a page of them at a time, as `Generation.page` returns them."""
     after: bytes | None = b""
     while after is not None:
         found, after = page(after)
-        yield from found
+        yield found
 
 
 def _footprint(key: bytes, header: memoryview) -> int:

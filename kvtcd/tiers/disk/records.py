@@ -8,8 +8,10 @@ page header, so freed space always fits the next chunk and the file does not fra
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,14 @@ _REFERENCE = 8
 _NODE_MAX = 2038
 
 _HEADER = struct.Struct("<4sQ")
+_HEADER_FIELDS = np.dtype([("magic", "S4"), ("blob_bytes", "<u8")])
 _MAGIC = b"kvR1"
+_MAX_BLOB = 1 << 40
+"""No transaction takes as many bytes; sums of sizes that are believed stay numbers of 64 bits."""
 
 Bytes = npt.NDArray[np.uint8]
 Blob = bytes | bytearray | memoryview | Bytes
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
 Take = Callable[[int], Bytes]
 """Gives so many bytes of memory to read a blob into."""
 
@@ -79,14 +85,42 @@ class Put:
 class Stored:
     """What is known of a stored record without reading its blob."""
 
-    key: bytes
     envelope: bytes
     blob_bytes: int
 
-    @property
-    def footprint(self) -> int:
-        """Bytes this record occupies."""
-        return footprint(len(self.envelope), self.blob_bytes)
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The same of many records, in columns: there may be a million.
+
+    Attributes:
+        keys: of the records, in their order.
+        envelopes: of each.
+        footprints: bytes that each occupies, int64.
+    """
+
+    keys: list[bytes]
+    envelopes: list[bytes]
+    footprints: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[bytes, bytes]]) -> Page:
+        """Read keys and values of the database `meta`; what `lengths` refuses is left out."""
+        keys, values = [key for key, _ in rows], [value for _, value in rows]
+        heads = [value[: _HEADER.size].ljust(_HEADER.size, b"\0") for value in values]
+        given = np.frombuffer(b"".join(heads), _HEADER_FIELDS)
+        envelopes, blobs = _lengths(values) - _HEADER.size, given["blob_bytes"]
+        readable = (_lengths(keys) == KEY_BYTES) & (given["magic"] == _MAGIC) & (blobs <= _MAX_BLOB)
+        readable &= (envelopes >= 0) & (envelopes <= MAX_ENVELOPE)
+        return cls(
+            [*compress(keys, readable)],
+            [value[_HEADER.size :] for value in compress(values, readable)],
+            footprint(envelopes[readable], blobs[readable].astype(np.int64)),
+        )
+
+
+def _lengths(items: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(len, items), np.int64, len(items))
 
 
 def fresh(nbytes: int) -> Bytes:
@@ -126,7 +160,7 @@ def unpack_header(key: bytes, value: memoryview | bytes) -> Stored:
         Corrupt: as of `lengths`.
     """
     _, blob_bytes = lengths(key, value)
-    return Stored(key, bytes(value[_HEADER.size :]), blob_bytes)
+    return Stored(bytes(value[_HEADER.size :]), blob_bytes)
 
 
 def lengths(key: bytes, value: memoryview | bytes) -> tuple[int, int]:
@@ -135,7 +169,7 @@ def lengths(key: bytes, value: memoryview | bytes) -> tuple[int, int]:
     Raises:
         Truncated: shorter than its fixed part.
         BadMagic: not a header, or one of a later release.
-        BadField: a key or an envelope of a length that is never written.
+        BadField: a key, an envelope or a blob of a length that is never written.
     """
     if len(key) != KEY_BYTES:
         raise BadField("record key", f"{len(key)} bytes, not {KEY_BYTES}")
@@ -146,34 +180,33 @@ def lengths(key: bytes, value: memoryview | bytes) -> tuple[int, int]:
         raise BadMagic("record header", f"begins with {magic!r}, not {_MAGIC!r}")
     if len(value) > _HEADER.size + MAX_ENVELOPE:
         raise BadField("record header", f"{len(value)} bytes, more than {_HEADER.size + MAX_ENVELOPE}")
+    if blob_bytes > _MAX_BLOB:
+        raise BadField("record header", f"a blob of {blob_bytes} bytes, more than {_MAX_BLOB}")
     return len(value) - _HEADER.size, blob_bytes
 
 
-def footprint(envelope_bytes: int, blob_bytes: int) -> int:
-    """Return the bytes a record occupies in the file, in whole pages.
+def footprint(envelope_bytes: Count, blob_bytes: Count) -> Count:
+    """Return the bytes a record occupies in the file, in whole pages; of many records, arrays in, array out.
 
     Counts the pages of every value that has its own, and one and a half times the nodes in tree pages, which
     are two thirds full under random keys.
     """
-    whole, rest = divmod(blob_bytes, CHUNK_BYTES)
+    whole, rest = blob_bytes // CHUNK_BYTES, blob_bytes % CHUNK_BYTES
     pages, nodes = _occupied(KEY_BYTES, _HEADER.size + envelope_bytes)
     chunk_pages, chunk_node = _occupied(KEY_BYTES + 4, CHUNK_BYTES)
-    pages += whole * chunk_pages
-    nodes += whole * chunk_node
-    if rest:
-        rest_pages, rest_node = _occupied(KEY_BYTES + 4, rest)
-        pages += rest_pages
-        nodes += rest_node
+    rest_pages, rest_node = _occupied(KEY_BYTES + 4, rest)
+    pages += whole * chunk_pages + rest_pages
+    nodes += whole * chunk_node + (rest > 0) * rest_node
     return PAGE * (pages + _pages(nodes * 3 // 2))
 
 
-def _occupied(key_bytes: int, value_bytes: int) -> tuple[int, int]:
+def _occupied(key_bytes: int, value_bytes: Count) -> tuple[Count, Count]:
     """Return (pages of its own, bytes in a tree page) of one key and value."""
     node = _NODE_HEADER + key_bytes + value_bytes
-    if node <= _NODE_MAX:
-        return 0, node + _NODE_INDEX
-    return _pages(_PAGE_HEADER + value_bytes), _NODE_HEADER + key_bytes + _REFERENCE + _NODE_INDEX
+    apart = node > _NODE_MAX
+    kept = apart * (_NODE_HEADER + key_bytes + _REFERENCE) + (1 - apart) * node
+    return apart * _pages(_PAGE_HEADER + value_bytes), kept + _NODE_INDEX
 
 
-def _pages(nbytes: int) -> int:
+def _pages(nbytes: Count) -> Count:
     return -(-nbytes // PAGE)

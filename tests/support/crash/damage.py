@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from support.crash import workload
 from support.crash.sealed import version_of
+from support.records import keys_in
 
 from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.tiers.disk import PAGE, Environment
@@ -45,16 +46,16 @@ def inspect(path: str) -> dict[str, Any]:
         "failed": "",
     }
     try:
-        for stored in environment.scan():
+        for key in keys_in(environment):
             try:
-                found = environment.read(stored.key)
+                found = environment.read(key)
             except Corrupt:
                 seen["missing"] += 1
                 continue
-            if found is None or version_of(stored.key, *found) is None:
+            if found is None or version_of(key, *found) is None:
                 seen["refused"] += 1
             else:
-                seen["accepted"].append([stored.key.hex(), hash_of(*found)])
+                seen["accepted"].append([key.hex(), hash_of(*found)])
     except StoreFailed as error:
         seen["failed"] = str(error)
     environment.close()
