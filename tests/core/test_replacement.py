@@ -224,39 +224,47 @@ class S3FifoModel(Model):
 
 
 class GdsfModel(Model):
+    """A clock, and of each its gain in quarters of a doubling; of equals the one used earlier goes first."""
+
     def start(self) -> None:
         self.clock, self.number = 0.0, 0
-        self.size, self.priority, self.order, self.held = {}, {}, {}, set()
+        self.size, self.gain, self.since, self.order, self.held = {}, {}, {}, {}, set()
 
     def insert(self, name, size) -> None:
         self.size[name] = size
         self.use(name)
 
     def use(self, name) -> None:
-        self.priority[name] = (
-            self.clock + self.sightings.count(key(name)) * 16 * (1 + 1000 * name / 32768) / self.size[name]
-        )
+        cost = 16 * (1 + 1000 * name / 32768)
+        self.gain[name] = round(4 * log2(self.sightings.count(key(name)) * cost / self.size[name]))
         self.renew(name)
 
     def renew(self, name) -> None:
         self.number += 1
-        self.order[name] = self.number
+        self.since[name], self.order[name] = self.clock, self.number
         self.held.discard(name)
 
     def hold(self, name) -> None:
         self.held.add(name)
 
     def release(self, name) -> None:
-        self.renew(name)
+        self.held.discard(name)
+        self.order[name] = min(self.order.values()) - 1
+
+    def priority(self, name):
+        return self.since[name] + 2 ** (self.gain[name] / 4)
 
     def discard(self, name) -> None:
-        gone = self.priority.pop(name)
+        gone = self.priority(name)
+        rest = [self.priority(n) for n in self.gain if n != name and n not in self.held]
+        for column in (self.gain, self.since, self.order):
+            del column[name]
         self.held.discard(name)
-        rest = [p for n, p in self.priority.items() if n not in self.held]
         self.clock = max(self.clock, min([gone, *rest]))
 
     def coldest(self):
-        return sorted(self.priority.keys() - self.held, key=lambda n: (self.priority[n], self.order[n]))
+        named = self.gain.keys() - self.held
+        return sorted(named, key=lambda n: (self.priority(n), self.gain[n], self.order[n]))
 
 
 MAKE = {

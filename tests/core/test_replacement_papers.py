@@ -154,7 +154,8 @@ def gdsf_of_the_paper(capacity: int, trace: list[int]) -> list[bool]:
         (lambda capacity, _: Arc(capacity), arc_of_the_paper, 0.02),
         # The small queue may run below its share while the used ones of it move on.
         (lambda capacity, _: S3Fifo(capacity), s3fifo_of_the_paper, 0.01),
-        (lambda _, sightings: Gdsf(sightings), gdsf_of_the_paper, 0.0),
+        # Gains are rounded to a quarter of a doubling.
+        (lambda _, sightings: Gdsf(sightings), gdsf_of_the_paper, 0.01),
     ],
     ids=["arc", "s3fifo", "gdsf"],
 )
@@ -164,5 +165,3 @@ def test_hits_are_those_of_the_paper(make, paper, tolerance, capacity, seed) -> 
     ours, theirs = hits(partial(make, capacity), capacity, trace), paper(capacity, trace)
 
     assert abs(sum(ours) - sum(theirs)) <= tolerance * len(trace)
-    if not tolerance:
-        assert ours == theirs

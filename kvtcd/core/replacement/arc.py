@@ -46,12 +46,12 @@ class Arc(Rings):
     def renew(self, seat: Seat) -> None:
         """Move a copy to the young end of its list."""
         assert seat.rank is not None, "a seat of this order"
-        self._place(seat, int(seat.rank))
+        self._place(seat, seat.rank)
 
     def discard(self, seat: Seat) -> None:
         """Forget a copy, but for its ghost."""
         assert seat.rank is not None, "a seat of this order"
-        ghosts = self._ghosts[int(seat.rank)]
+        ghosts = self._ghosts[seat.rank]
         super().discard(seat)
         ghosts.add(seat)
         self._trim()

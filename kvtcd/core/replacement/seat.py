@@ -50,8 +50,9 @@ class Seat(Link):
     def __init__(self, block: Block, nbytes: int) -> None:
         self.older = self.younger = None  # as `Link` does, of which there may be a million
         self.block, self.nbytes = block, nbytes
-        self.rank: float | None = None
-        self.stamp = self.used = 0
+        self.rank: int | None = None
+        self.used = 0
+        self.stamp: float = 0
 
 
 class Ring:
@@ -125,7 +126,7 @@ class Rings:
 
     def _ring(self, seat: Seat) -> Ring:
         assert seat.rank is not None, "a seat of this order"
-        return self._rings[int(seat.rank)]
+        return self._rings[seat.rank]
 
     def _place(self, seat: Seat, rank: int) -> None:
         """Make a seat, new or held or listed, the youngest of a ring."""
