@@ -1,0 +1,125 @@
+"""What a user gets: wheel and source distribution, and the image as far as it can be read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvtcd import __version__
+
+ROOT = Path(__file__).parents[2]
+versioned = pytest.mark.skipif(
+    not (ROOT / ".git").exists(), reason="what belongs to it is known to git alone"
+)
+SHARED = ("config.example.toml", "policies", "systemd")
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder))
+    return folder
+
+
+def kept(*names: str) -> set[str]:
+    """Return the files of the source tree, as git knows them, below these names."""
+    return set(run("git", "ls-files", "--", *names).splitlines())
+
+
+@versioned
+@pytest.mark.slow
+def test_the_wheel_has_the_package_and_what_an_operator_needs_and_nothing_else(built: Path) -> None:
+    with zipfile.ZipFile(built / f"kvtcd-{__version__}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    info, data = f"kvtcd-{__version__}.dist-info/", f"kvtcd-{__version__}.data/data/share/kvtcd/"
+    assert {name for name in kept(*SHARED) if data + name not in names} == set()
+    assert {name for name in kept("kvtcd") if name not in names} == set()
+    assert {name for name in names if not name.startswith(("kvtcd/", info, data))} == set()
+    assert {name for name in names if re.search(r"(^|/)tests?/|__pycache__|\.pyc$", name)} == set()
+
+
+@versioned
+@pytest.mark.slow
+def test_from_the_source_distribution_everything_can_be_tested_and_the_same_wheel_built(
+    built, tmp_path
+) -> None:
+    with tarfile.open(built / f"kvtcd-{__version__}.tar.gz") as source:
+        source.extractall(tmp_path, filter="data")
+    tree = tmp_path / f"kvtcd-{__version__}"
+    assert {name for name in kept() if not (tree / name).exists()} == set()
+    again = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=tree, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    name = f"kvtcd-{__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(built / name) as one, zipfile.ZipFile(tmp_path / name) as other:
+        assert sorted(one.namelist()) == sorted(other.namelist())
+
+
+@pytest.mark.slow
+def test_pip_puts_units_policies_and_example_below_share_and_they_are_right_there(built, tmp_path) -> None:
+    wheel = built / f"kvtcd-{__version__}-py3-none-any.whl"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--ignore-installed"]
+    run(*pip, "--prefix", str(tmp_path), str(wheel))
+    (site,) = tmp_path.glob("lib/python3*/site-packages")
+    share, program = tmp_path / "share" / "kvtcd", tmp_path / "bin" / "kvtcd"
+    environment = {"PYTHONPATH": str(site)}
+    assert run(str(program), "--version", **environment).strip() == __version__
+    assert "balanced" in run(
+        str(program), "check", "--config", str(share / "config.example.toml"), **environment
+    )
+    for name in ("balanced", "capacity", "latency"):
+        assert "ok" in run(
+            str(program), "policy", "check", str(share / "policies" / f"{name}.toml"), **environment
+        )
+    assert (share / "systemd" / "drop-ins" / "socket-only.conf").is_file()
+
+
+def test_the_shell_is_told_what_can_be_said() -> None:
+    program = str(Path(sys.executable).with_name("kvtcd"))
+    answer = run(program, _KVTCD_COMPLETE="complete_bash", COMP_WORDS="kvtcd se", COMP_CWORD="1")
+    assert answer.split() == ["serve"]
+
+
+def test_the_image_is_made_of_what_is_there_and_of_nothing_secret() -> None:
+    text = (ROOT / "systemd" / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
+    known = {
+        "FROM",
+        "ARG",
+        "COPY",
+        "RUN",
+        "ENV",
+        "USER",
+        "VOLUME",
+        "STOPSIGNAL",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    assert {name for name, _ in lines} <= known
+    copied = [rest.split() for name, rest in lines if name == "COPY" and "--from" not in rest]
+    assert all((ROOT / source).exists() for *sources, _ in copied for source in sources)
+    assert [rest for name, rest in lines if name == "USER"] == ["kvtcd"], "not root"
