@@ -21,7 +21,6 @@ from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Evict, HostTier, Policy
 from kvtcd.engine import feed
 from kvtcd.tiers.disk import Put
-from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
 
@@ -160,36 +159,6 @@ async def test_expiry_and_damage_are_told_as_such(monkeypatch):
         envelope, blob = environment.read(stored)
         blob[len(blob) // 2] ^= 1
         await tenant.writer.exclusive(lambda env: env.write([Put(stored, envelope, blob)], []))
-        async with ear(daemon) as listener:
-            async with daemon.request("GET", f"{NS}/blocks/{key(1).hex()}") as answer:
-                assert answer.status == 404
-            assert plain(await listener.hear(1)) == [("dropped", key(1), None, Tier.DISK, "damaged", ())]
-
-
-async def test_expiry_and_damage_are_told_as_such(monkeypatch):
-    monkeypatch.setattr("kvtcd.engine.service.TICK", 0.05)
-    async with running(policy=Policy("brief", disk=DiskTier(ttl=1))) as daemon:
-        await daemon.register()
-        async with ear(daemon) as listener:
-            await put(daemon, 1)
-            heard = await listener.hear(4)
-    assert [(n.what, n.tier) for n in heard[:2]] == [(What.STORED, Tier.HOST), (What.MOVED, Tier.DISK)]
-    assert {(n.key, n.tier, n.reason, n.left) for n in heard[2:]} == {
-        (key(1), Tier.HOST, "expired", ()),
-        (key(1), Tier.DISK, "expired", ()),
-    }
-
-    async with running(policy=Policy("toy", disk=DiskTier(write="evict"))) as daemon:
-        await daemon.register()
-        await put(daemon, 1)
-        await post(daemon, "demote", {"keys": [key(1).hex()]})
-        await until(lambda: not daemon.toy.service._driver.origins)
-        (tenant,) = daemon.toy.service._registry.tenants.values()
-        environment = tenant.writer.environment
-        (stored,) = environment.scan()
-        envelope, blob = environment.read(stored.key)
-        blob[len(blob) // 2] ^= 1
-        await tenant.writer.exclusive(lambda env: env.write([Put(stored.key, envelope, blob)], []))
         async with ear(daemon) as listener:
             async with daemon.request("GET", f"{NS}/blocks/{key(1).hex()}") as answer:
                 assert answer.status == 404
