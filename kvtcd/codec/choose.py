@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,13 @@ from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.rivals.coder import Rival, RivalDecoder
+from kvtcd.codec.rivals.setting import Setting, obstacle
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
 from kvtcd.codec.stepped import Stepped
-from kvtcd.core.blob import Blob, CodecId, Header
+from kvtcd.core.blob import BasisId, Blob, CodecId, Header
+from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
@@ -110,6 +114,7 @@ class Decoder(BlobDecoder):
     ) -> None:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
         self._lossless = Lossless(layout)
+        self._rival = lru_cache(self._make_rival)
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with its layout and profile; see `BlobDecoder`.
@@ -139,6 +144,12 @@ class Decoder(BlobDecoder):
                 return Stepped(self._layout, self._rope, self._lookup(header.profile), self._device)
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
+            case rival:
+                return self._rival(rival, header.profile if header.basis is not BasisId.NONE else None)
+
+    def _make_rival(self, codec: CodecId, profile: bytes | None) -> RivalDecoder:
+        found = self._lookup(profile) if profile else None
+        return RivalDecoder(self._layout, self._rope, codec, found, self._device)
 
 
 def codec_for(
@@ -172,14 +183,26 @@ def codec_for(
 
     if identity.page_format != "canonical":
         return losslessly(f"page format {identity.page_format} has no map to the canonical one")
-    profile = profiles.find(identity)
-    if profile is None:
+    profile = profiles.find(identity) if DIALS[choice.name].calibrated else None
+    if profile is None and DIALS[choice.name].calibrated:
         return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
-    made = _kvtc if choice.name == "kvtc" else _kvtc2
-    encoder = made(layout, rope, profile, choice, device)
+    encoder = _encoder(identity, profile, choice, device)
     if isinstance(encoder, str):
         return losslessly(encoder)
-    return codec(encoder, f"{choice.name} {choice.dial}")
+    return codec(encoder, f"{choice.name} {choice.dial}".rstrip())
+
+
+def _encoder(
+    identity: Identity, profile: Profile | None, choice: CodecChoice, device: torch.device
+) -> Encoder | str:
+    """The encoder, or why it cannot be had."""
+    layout, rope = identity.layout, identity.rope
+    if profile and choice.name in {"kvtc", "kvtc2"}:
+        return (_kvtc if choice.name == "kvtc" else _kvtc2)(layout, rope, profile, choice, device)
+    setting = Setting.of(choice)
+    return obstacle(setting, identity) or Rival(
+        layout, rope, setting, profile, sinks=choice.sinks, window=choice.window, device=device
+    )
 
 
 def _kvtc(

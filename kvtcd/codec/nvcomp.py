@@ -214,7 +214,7 @@ class Nvcomp:
             data, chunks = section.data.numpy().data, []
             for begin in range(0, len(data), CHUNK_BYTES):
                 piece, (start, nbytes) = data[begin : begin + CHUNK_BYTES], next(lengths)
-                stored = nbytes >= len(piece)
+                stored = section.part.kind is Kind.ARRAY or nbytes >= len(piece)
                 chunks.append(Chunk(piece if stored else body[start : start + nbytes], stored=stored))
             runs.append(Run(*section.part, section.start, section.count, len(data), chunks))
         return assemble(header, runs)

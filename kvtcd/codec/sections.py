@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.entropy import deflate, inflate
-from kvtcd.core.blob import Blob, Header, Kind, Run, Section, assemble
+from kvtcd.core.blob import CHUNK_BYTES, Blob, Chunk, Header, Kind, Run, Section, assemble
 from kvtcd.core.errors import BadField
 
 
@@ -55,12 +55,18 @@ def plain(part: Part, start: int, count: int, values: Tensor, scratch: Scratch) 
 
 
 def deflated(header: Header, sections: Iterable[Plain]) -> bytearray:
-    """Compress sections into a blob, in the order given."""
+    """Compress sections into a blob, in the order given; arrays stay as they are."""
     runs = []
     for section in sections:
         data = section.data.numpy().data
-        runs.append(Run(*section.part, section.start, section.count, len(data), deflate(data)))
+        chunks = as_it_is(data) if section.part.kind is Kind.ARRAY else deflate(data)
+        runs.append(Run(*section.part, section.start, section.count, len(data), chunks))
     return assemble(header, runs)
+
+
+def as_it_is(data: memoryview) -> list[Chunk]:
+    """Cut into chunks, none of them compressed."""
+    return [Chunk(data[n : n + CHUNK_BYTES], stored=True) for n in range(0, len(data), CHUNK_BYTES)]
 
 
 def inflated(blob: Blob, scratch: Scratch) -> list[Plain]:

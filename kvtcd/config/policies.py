@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from kvtcd.config.values import Duration, Fraction, Part, Table, read, validated
+from kvtcd.core.dials import DIALS, CodecName, DialName
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
     Admit,
     CodecChoice,
-    CodecName,
     DiskTier,
     Evict,
     EvictName,
@@ -36,27 +36,41 @@ _PLANNED = (8, 16, 32, 64)
 
 class _CodecTable(Table):
     name: CodecName = "kvtc"
-    ratio: Annotated[float | None, Field(gt=1, le=10_000, strict=False)] = None
+    ratio: Annotated[float | None, Field(gt=1, le=10_000, strict=False, validate_default=True)] = None
     max_kl: Annotated[float | None, Field(gt=0, le=100, strict=False, validate_default=True)] = None
+    bits: Annotated[int | None, Field(validate_default=True)] = None
+    level: Annotated[int | None, Field(validate_default=True)] = None
+    options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sinks: Annotated[int, Field(ge=0, le=1024)] = 4
     window: Annotated[int, Field(ge=0, le=4096)] = 128
 
     @field_validator("ratio")
     @classmethod
     def _planned(cls, ratio: float | None, info: ValidationInfo) -> float | None:
-        if info.data.get("name") == "kvtc" and ratio not in _PLANNED:
+        if info.data.get("name") == "kvtc" and ratio not in (*_PLANNED, None):
             raise ValueError(f"kvtc has plans for {', '.join(map(str, _PLANNED))}; kvtc2 takes any ratio")
         return ratio
 
-    @field_validator("max_kl")
+    @field_validator("ratio", "max_kl", "bits", "level")
     @classmethod
-    def _either(cls, max_kl: float | None, info: ValidationInfo) -> float | None:
-        name, asked = info.data.get("name"), (info.data.get("ratio"), max_kl)
-        if name == "kvtc" and max_kl is not None:
-            raise ValueError("kvtc takes a ratio; kvtc2 takes max_kl")
-        if name == "kvtc2" and "ratio" in info.data and asked.count(None) != 1:
-            raise ValueError("kvtc2 takes either a ratio or max_kl (nats per token): say one of them")
-        return max_kl
+    def _asked(cls, value: float | None, info: ValidationInfo) -> float | None:
+        """Compare with what the codec takes, as far as the table has been read."""
+        name, field = info.data.get("name"), info.field_name
+        if name is None or name == "lossless" or (name, value) == ("kvtc", None):
+            return value
+        asked = {dial: info.data.get(dial) for dial in get_args(DialName)} | {field: value}
+        fault = DIALS[name].fault(name, asked)
+        if fault and fault[0] == field:
+            raise ValueError(fault[1])
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _known(cls, options: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        name = info.data.get("name")
+        if name and (why := DIALS[name].strange(name, options)):
+            raise ValueError(why)
+        return options
 
     def choice(self) -> CodecChoice:
         """Return what this says; `kvtc` alone has a ratio of its own accord."""

@@ -50,6 +50,15 @@ class CodecId(IntEnum):
     LOSSLESS = 1
     KVTC = 2
     KVTC2 = 3
+    TQ = 4
+    TQ_PROD = 5
+    QJL = 6
+    SQ = 7
+    KIVI = 8
+    GEAR = 9
+    XKV = 10
+    CACHEGEN = 11
+    FP8 = 12
 
 
 class BasisId(IntEnum):
@@ -75,14 +84,17 @@ class Kind(IntEnum):
     """Step class of each token, one byte, for all streams; `part` is that of the run."""
     ESCAPES = 5
     """What is beyond the codes of one stream: low bytes, then high bytes."""
+    ARRAY = 6
+    """An array of one stream that its codec numbers `part`: chunks stored as they are, none deflated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
     """What a blob says of itself.
 
-    `plan` names the plan in the profile (0: none); `step` is the quantiser step of codecs that have one;
-    `token_classes` counts step classes among tokens (0: none). `first_token` is None when unknown.
+    `plan` names the plan in the profile (0: none), or holds options and seed of a codec that has those;
+    `step` is the quantiser step, or where another dial stands, of codecs that have one; `token_classes`
+    counts step classes among tokens (0: none). `first_token` is None when unknown.
     """
 
     codec: CodecId

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-CodecName = Literal["kvtc", "kvtc2", "lossless"]
+from kvtcd.core.dials import DIALS, CodecName
+
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
 
@@ -34,11 +35,12 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class CodecChoice:
-    """How blocks are packed.
+    """How blocks are packed; `core.dials` has what each codec can be asked for.
 
-    `ratio`: wanted; for `kvtc` one of 8, 16, 32 and 64, before entropy coding. `max_kl`: instead of a ratio,
-    for `kvtc2`, the divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence
-    that stay exact, or for `kvtc2`'s window finer. To `lossless` none of them means anything.
+    `ratio`: wanted; for `kvtc` one of 8, 16, 32 and 64, before entropy coding. `max_kl`: for `kvtc2`, the
+    divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence that stay exact,
+    or for `kvtc2`'s window finer; to `lossless` they mean nothing. `bits`: of a value, before what goes with
+    them. `level`: of CacheGen.
     """
 
     name: CodecName = "kvtc"
@@ -46,17 +48,28 @@ class CodecChoice:
     sinks: int = 4
     window: int = 128
     max_kl: float | None = None
+    bits: int | None = None
+    level: int | None = None
+    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name != "lossless" and (self.ratio is None) == (self.max_kl is None):
-            raise ValueError(f"{self.name} takes either a ratio or max_kl")
-        if self.name == "kvtc" and self.max_kl is not None:
-            raise ValueError("kvtc takes a ratio; max_kl is for kvtc2")
+        dial = DIALS[self.name]
+        asked = {"ratio": self.ratio, "max_kl": self.max_kl, "bits": self.bits, "level": self.level}
+        fault = dial.fault(self.name, asked) if dial.names else None
+        why = fault[1] if fault else dial.strange(self.name, self.options)
+        if why:
+            raise ValueError(why)
 
     @property
     def dial(self) -> str:
         """What was asked for, for people."""
-        return f"{self.ratio:g}" if self.ratio is not None else f"KL {self.max_kl:g}"
+        asked = (
+            f"{self.bits} bits" if self.bits else
+            f"level {self.level}" if self.level else
+            f"KL {self.max_kl:g}" if self.max_kl else
+            f"{self.ratio:g}" if self.ratio and DIALS[self.name].names else ""
+        )  # fmt: skip
+        return " ".join(filter(None, (asked, *self.options)))
 
 
 @dataclass(frozen=True, slots=True)

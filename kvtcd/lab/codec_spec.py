@@ -1,27 +1,30 @@
-"""Codecs as a command line names them: ``NAME`` or ``NAME:dial``.
+"""Codecs as a command line names them: ``NAME``, ``NAME:dial`` or ``NAME:dial,option,…``.
 
-A dial of 1 or more is a ratio; below, it is the most divergence there may be, in nats per token.
+For codecs that take a ratio, a dial below 1 is the most divergence there may be, in nats per token; others
+take bits or a level (`core.dials`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 from kvtcd.codec.choose import NamespaceCodec, codec_for
 from kvtcd.codec.profile import Profile, load
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.errors import ConfigError, UnknownProfile
 from kvtcd.core.identity import Identity
-from kvtcd.core.policy import CodecChoice, CodecName
+from kvtcd.core.policy import CodecChoice
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 
 _OPTION = "--codec"
-_WITHOUT_DIAL = "lossless"
+_BITS = (2, 3, 4)
+"""Where a codec that takes bits is put, or as many as it takes."""
 _STEPS = tuple(2 ** (half / 2) for half in range(-1, 7))
 """What a sweep multiplies a ratio with: half octaves from 0.7 to 8."""
 
@@ -32,46 +35,65 @@ class Spec:
 
     Attributes:
         name: of the codec.
-        dial: a ratio or a divergence; None: it has no dial, or the dial is to be swept.
+        dial: a ratio, a divergence, bits or a level; None: it has no dial, or the dial is to be swept.
+        options: words that it knows.
     """
 
     name: CodecName
     dial: float | None = None
+    options: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read ``kvtc:16``, ``kvtc2:0.02``, ``kvtc`` or ``lossless``.
+        """Read ``kvtc:16``, ``kvtc2:0.02``, ``kvtc``, ``lossless``, ``tq:3,mean`` or ``tq,mean``.
 
         Raises:
-            ConfigError: no such codec, or a dial that it does not have.
+            ConfigError: no such codec, or a dial or an option that it does not have.
         """
-        name, colon, dial = text.partition(":")
-        if name not in get_args(CodecName):
-            raise ConfigError(_OPTION, "", f"{name!r} is not one of {', '.join(get_args(CodecName))}")
-        if colon and name == _WITHOUT_DIAL:
+        head, *options = text.split(",")
+        name, colon, dial = head.partition(":")
+        known = {known: known for known in get_args(CodecName)}
+        if name not in known:
+            raise ConfigError(_OPTION, "", f"{name!r} is not one of {', '.join(known)}")
+        if colon and not DIALS[known[name]].names:
             raise ConfigError(_OPTION, "", f"{text!r}: {name} has no dial")
-        spec = cls(cast("CodecName", name), _number(text, dial) if colon else None)
+        spec = cls(known[name], _number(text, dial) if colon else None, tuple(options))
+        why = DIALS[spec.name].strange(name, spec.options)
         try:
-            spec.choice(sinks=0, window=0)
+            if not why and not spec.swept:
+                spec.choice(sinks=0, window=0)
         except ValueError as error:
-            raise ConfigError(_OPTION, "", f"{text!r}: {error}") from error
+            why = str(error)
+        if why:
+            raise ConfigError(_OPTION, "", f"{text!r}: {why}")
         return spec
 
     def __str__(self) -> str:
-        return self.name if self.dial is None else f"{self.name}:{self.dial:g}"
+        return ",".join((self.name if self.dial is None else f"{self.name}:{self.dial:g}", *self.options))
+
+    @property
+    def codec(self) -> str:
+        """The codec with its options, wherever its dial stands."""
+        return ",".join((self.name, *self.options))
 
     @property
     def swept(self) -> bool:
         """Whether the dial is left to be swept."""
-        return self.dial is None and self.name != _WITHOUT_DIAL
+        return self.dial is None and bool(DIALS[self.name].names)
 
     def choice(self, *, sinks: int = 4, window: int = 128) -> CodecChoice:
-        """Return what a policy with this codec says."""
-        if self.dial is None:
-            return CodecChoice(self.name, sinks=sinks, window=window)
-        if self.dial < 1:
-            return CodecChoice(self.name, ratio=None, max_kl=self.dial, sinks=sinks, window=window)
-        return CodecChoice(self.name, ratio=self.dial, sinks=sinks, window=window)
+        """Return what a policy with this codec says.
+
+        Raises:
+            ValueError: the dial cannot stand there.
+        """
+        names = DIALS[self.name].names
+        if not names:
+            return CodecChoice(self.name, None, sinks, window, options=self.options)
+        name = "max_kl" if "ratio" in names and self.dial is not None and self.dial < 1 else names[0]
+        whole = self.dial is not None and name in {"bits", "level"} and self.dial == int(self.dial)
+        dial = {"ratio": None, name: int(self.dial) if whole and self.dial else self.dial}
+        return CodecChoice(self.name, sinks=sinks, window=window, options=self.options, **dial)  # type: ignore[arg-type]  # numbers, checked there
 
 
 class ProfileSource(ProfileFolder):
@@ -125,7 +147,7 @@ def profile_source(
     Raises:
         ConfigError, Corrupt, ProfileMismatch: see `ProfileSource`.
     """
-    needed = path or any(spec.name != _WITHOUT_DIAL for spec in specs)
+    needed = path or any(DIALS[spec.name].calibrated for spec in specs)
     return ProfileSource((path or profile_for(loaded, phases)) if needed else None, identity)
 
 
@@ -134,8 +156,9 @@ def open_codecs(
 ) -> dict[Spec, NamespaceCodec]:
     """Return what daemons with these codecs in their policies pack with, by codec and dial.
 
-    A codec without a dial is put at several: `kvtc` at every ratio that the profile has bit plans for, any
-    other in steps of half an octave around the ratios of all, as far as the profile goes.
+    A codec without a dial is put at several: `kvtc` at every ratio that the profile has bit plans for, those
+        that take bits at 2, 3 and 4, those that take a level at all of them, and any other in steps of half
+        an octave around the ratios of all, as far as the profile goes.
 
     Raises:
         ConfigError: a daemon would store losslessly instead, or there is nothing to sweep around.
@@ -149,7 +172,7 @@ def open_codecs(
                 refused.append(f"{stand} cannot be had: {codec.reason}")
             else:
                 found[stand] = codec
-        if refused and not (spec.swept and any(stand.name == spec.name for stand in found)):
+        if refused and not (spec.swept and any(stand.codec == spec.codec for stand in found)):
             raise ConfigError(_OPTION, "", refused[0])
     return found
 
@@ -158,14 +181,24 @@ def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[S
     """Where the dial of a codec is put."""
     if not spec.swept:
         return [spec]
+    dial = DIALS[spec.name]
     if spec.name == "kvtc":
-        return [Spec(spec.name, ratio) for ratio in planned]
-    around = [other.dial for other in specs if other.dial is not None and other.dial >= 1]
-    if not around:
-        raise ConfigError(
-            _OPTION, "", f"{spec} is swept around the ratios of others, for instance {_OPTION} kvtc:16"
-        )
-    return [Spec(spec.name, dial) for dial in sorted({round(d * step) for d in around for step in _STEPS})]
+        dials: Sequence[float] = planned
+    elif dial.highest:
+        dials = [bits for bits in _BITS if dial.lowest <= bits <= dial.highest]
+        dials = dials if "bits" in dial.names else range(dial.lowest, dial.highest + 1)
+    else:
+        around = [
+            other.dial
+            for other in specs
+            if other.dial is not None and other.dial >= 1 and "ratio" in DIALS[other.name].names
+        ]
+        if not around:
+            raise ConfigError(
+                _OPTION, "", f"{spec} is swept around the ratios of others, for instance {_OPTION} kvtc:16"
+            )
+        dials = sorted({round(d * step) for d in around for step in _STEPS})
+    return [replace(spec, dial=dial) for dial in dials]
 
 
 def _number(text: str, dial: str) -> float:
@@ -174,5 +207,7 @@ def _number(text: str, dial: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ConfigError(_OPTION, "", f"{text!r}: the dial is a ratio of at least 1, or a divergence below")
+        raise ConfigError(
+            _OPTION, "", f"{text!r}: the dial is no number above zero: a ratio, a divergence, bits or a level"
+        )
     return number

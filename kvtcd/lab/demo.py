@@ -26,6 +26,7 @@ from transformers import DynamicCache
 
 from kvtcd.client import Client
 from kvtcd.codec.choose import codec_for
+from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
@@ -233,8 +234,13 @@ class Demo:
 
 def _policy(choice: CodecChoice) -> str:
     """Return a policy file that says `choice`."""
-    dials = (("ratio", choice.ratio), ("max_kl", choice.max_kl))
-    lines = [f"{name} = {value}" for name, value in dials if value is not None and choice.name != "lossless"]
+    lines = [
+        f"{name} = {value}"
+        for name in DIALS[choice.name].names
+        if (value := getattr(choice, name)) is not None
+    ]
+    if choice.options:
+        lines.append(f"options = {list(choice.options)}")
     return "\n".join(["[codec]", f'name = "{choice.name}"', *lines, ""])
 
 

@@ -98,7 +98,7 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
         kl = interval(mean(values), groups)
         found.append(
             Point(
-                codec=spec.name,
+                codec=spec.codec,
                 dial=spec.dial,
                 bits_per_token=token_bits / size.ratio,
                 ratio=size.ratio,
@@ -127,8 +127,8 @@ def noise_of(documents: Sequence[Quality], groups: Sequence[int]) -> Noise:
 
 def equal_kl(results: Results, groups: Sequence[int]) -> list[EqualKl]:
     """Hold every codec against the one that was named first, wherever one of the two has a curve."""
-    names = dict.fromkeys(spec.name for spec in results)
-    made = [_Curve.of({spec: found for spec, found in results.items() if spec.name == n}) for n in names]
+    names = dict.fromkeys(spec.codec for spec in results)
+    made = [_Curve.of({spec: found for spec, found in results.items() if spec.codec == n}) for n in names]
     curves = [curve for curve in made if curve]
     return [gain for other in curves[1:] for gain in _gains(other, curves[0], groups)]
 
@@ -165,7 +165,7 @@ class _Curve:
     @property
     def name(self) -> str:
         """Of the codec; with its dial, if there is but one point."""
-        return str(self.specs[0]) if len(self.specs) == 1 else self.specs[0].name
+        return str(self.specs[0]) if len(self.specs) == 1 else self.specs[0].codec
 
     def at(self, documents: Indices) -> tuple[Floats, Floats]:
         """Divergence and ratio of each point over documents ``[..., n]``, both ``[..., points]``."""

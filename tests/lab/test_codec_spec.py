@@ -36,6 +36,12 @@ def open_all(path: Path | None, *codecs: str):
         ("kvtc2:0.02", Spec("kvtc2", 0.02)),
         ("kvtc2", Spec("kvtc2")),
         ("lossless", Spec("lossless")),
+        ("tq:3", Spec("tq", 3)),
+        ("tq:3,mean,haar", Spec("tq", 3, ("mean", "haar"))),
+        ("tq,mean", Spec("tq", None, ("mean",))),
+        ("xkv:4", Spec("xkv", 4)),
+        ("cachegen:2,delta", Spec("cachegen", 2, ("delta",))),
+        ("fp8", Spec("fp8")),
     ],
 )
 def test_a_codec_is_a_name_and_perhaps_a_dial(text: str, spec: Spec) -> None:
@@ -49,13 +55,20 @@ def test_a_codec_is_a_name_and_perhaps_a_dial(text: str, spec: Spec) -> None:
         ("zip", "not one of kvtc"),
         ("zip:3", "not one of kvtc"),
         ("lossless:2", "has no dial"),
-        ("kvtc:", "a ratio"),
-        ("kvtc:0", "a ratio"),
-        ("kvtc2:-0.1", "a ratio"),
-        ("kvtc2:inf", "a ratio"),
-        ("kvtc2:nan", "a ratio"),
-        ("kvtc2:many", "a ratio"),
-        ("kvtc:0.5", "max_kl is for kvtc2"),
+        ("kvtc:", "no number above zero"),
+        ("kvtc:0", "no number above zero"),
+        ("kvtc2:-0.1", "no number above zero"),
+        ("kvtc2:inf", "no number above zero"),
+        ("kvtc2:nan", "no number above zero"),
+        ("kvtc2:many", "no number above zero"),
+        ("kvtc:0.5", "kvtc takes a ratio"),
+        ("tq:9", "from 1 to 8"),
+        ("tq:2.5", "a whole number"),
+        ("tq:0.5", "a whole number"),
+        ("tq:3,fast", "does not know 'fast'; it knows mean and haar"),
+        ("tq,delta", "does not know 'delta'"),
+        ("xkv:0.5", "xkv takes a ratio"),
+        ("fp8:8", "has no dial"),
     ],
 )
 def test_what_is_no_codec_is_said_to_be_none(text: str, why: str) -> None:
@@ -67,12 +80,20 @@ def test_a_spec_is_what_a_policy_says() -> None:
     assert Spec("kvtc", 32.0).choice(sinks=2, window=64) == CodecChoice("kvtc", ratio=32, sinks=2, window=64)
     divergence = CodecChoice("kvtc2", ratio=None, max_kl=0.02)
     assert Spec("kvtc2", 0.02).choice(sinks=4, window=128) == divergence
-    assert Spec("lossless").choice(sinks=4, window=128) == CodecChoice("lossless")
+    assert Spec("lossless").choice(sinks=4, window=128) == CodecChoice("lossless", None)
+    assert Spec("tq", 3.0, ("mean",)).choice(sinks=2) == CodecChoice(
+        "tq", None, bits=3, sinks=2, options=("mean",)
+    )
 
 
 def test_kvtc_without_a_dial_is_put_at_every_plan_of_the_profile(path: Path) -> None:
     opened = open_all(path, "kvtc", "lossless")
     assert list(opened) == [Spec("kvtc", 4), Spec("kvtc", 8), Spec("lossless")]
+
+
+def test_codecs_of_bits_and_levels_are_put_at_what_they_have() -> None:
+    opened = open_all(None, "tq")
+    assert [str(spec) for spec in opened] == ["tq:2", "tq:3", "tq:4"]
 
 
 def test_no_stand_of_a_dial_is_measured_twice(path: Path) -> None:

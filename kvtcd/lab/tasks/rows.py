@@ -86,7 +86,7 @@ class Scores:
                 ratio = reduce(add, (size for _, size in packed[spec])).ratio
                 rows.append(
                     Row(
-                        task.name, metric, spec.name, spec.dial, ratio, len(items),
+                        task.name, metric, spec.codec, spec.dial, ratio, len(items),
                         fmean(scores), fmean(before), delta.value, delta.lo, delta.hi,
                     )
                 )  # fmt: skip

@@ -1,0 +1,20 @@
+"""Which module is which rival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvtcd.codec.rivals import tq
+from kvtcd.codec.rivals.method import Centred, Method, Site
+from kvtcd.codec.rivals.setting import Setting
+from kvtcd.core.dials import CodecName
+
+_MAKERS: Mapping[CodecName, Callable[[Setting, Site], Method]] = {
+    "tq": tq.make,
+}
+
+
+def method_for(setting: Setting, site: Site) -> Method:
+    """Return the method of a stream, behind the removal of its mean if that is asked for."""
+    method = _MAKERS[setting.codec](setting, site)
+    return Centred(site, method) if "mean" in setting.options else method
