@@ -104,7 +104,12 @@ def json_response(
     body: Mapping[str, object], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return an answer in JSON."""
-    return web.Response(status=status, body=json.dumps(body).encode(), content_type=JSON, headers=headers)
+    return web.Response(
+        status=status,
+        body=json.dumps(body, separators=(",", ":")).encode(),
+        content_type=JSON,
+        headers=headers,
+    )
 
 
 async def send(response: web.StreamResponse, piece: bytes | memoryview, limits: Limits) -> None:

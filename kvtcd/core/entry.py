@@ -129,9 +129,20 @@ class Entry:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Places with a copy that can be read, fastest first. A match asks this hundreds of times."""
-        copies = zip(_PLACES, (self.gpu, self.host, self.packed, self.disk), strict=True)
-        return tuple([place for place, copy in copies if copy is not None and copy.state is State.READY])
+        """Places with a copy that can be read, fastest first."""
+        return tuple(place for place in Place if self.ready(place))
+
+    @property
+    def fastest(self) -> Place | None:
+        """The first of `places`."""
+        # Written out: a match asks this hundreds of times.
+        if self.gpu is not None and self.gpu.state is _READY:
+            return Place.GPU
+        if self.host is not None and self.host.state is _READY:
+            return Place.HOST
+        if self.packed is not None and self.packed.state is _READY:
+            return Place.PACKED
+        return Place.DISK if self.disk is not None and self.disk.state is _READY else None
 
     def kept(self, *, without: tuple[Place, ...] = ()) -> bool:
         """Tell whether a copy that can be read keeps the block, but for those in some places."""
@@ -146,4 +157,4 @@ class Entry:
 
 
 _SLOTS = ("gpu", "host", "packed", "disk")
-_PLACES = tuple(Place)
+_READY = State.READY

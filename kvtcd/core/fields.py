@@ -102,6 +102,24 @@ class Fields:
         """Return an engine key."""
         return parse_key(self.text(name))
 
+    def keys(self, name: str) -> list[EngineKey]:
+        """Return a list of engine keys."""
+        return [parse_key(string(name, key)) for key in self.items(name)]
+
+    def integers(self, name: str, low: int, high: int) -> list[int]:
+        """Return a list of integers within bounds."""
+        values = [value for value in self.items(name) if type(value) is int and low <= value <= high]
+        if len(values) != len(self.items(name)):
+            raise BadRequest(name, f"are not all integers within {low}..{high}")
+        return values
+
+    def tiers(self, name: str) -> list[Tier | None]:
+        """Return a list of tiers, and of nulls."""
+        try:
+            return [None if value is None else _TIERS[value] for value in self.items(name)]  # type: ignore[index]  # whatever is no tier is no key either
+        except (KeyError, TypeError):
+            raise BadRequest(name, f"are not all null or one of {', '.join(_TIERS)}") from None
+
     def items(self, name: str) -> Sequence[object]:
         """Return the items of a list."""
         value = self.value(name)

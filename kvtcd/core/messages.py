@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.fields import Fields, string
+from kvtcd.core.fields import Fields
 from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
-from kvtcd.core.keys import EngineKey, parse_key
+from kvtcd.core.keys import EngineKey
 from kvtcd.core.place import Tier
 
 API_VERSION = 1
@@ -217,6 +217,6 @@ def keys_from_json(body: object) -> list[EngineKey]:
         BadRequest: not an object with a list of keys and nothing else.
     """
     given = Fields(body, "body")
-    keys = [parse_key(string("keys", key)) for key in given.items("keys")]
+    keys = given.keys("keys")
     given.refuse_others("keys")
     return keys

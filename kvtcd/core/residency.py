@@ -80,6 +80,14 @@ class Residents:
             return ()
         return entry.places
 
+    def fastest(self, key: RecordKey) -> tuple[int, Place] | None:
+        """Return the tokens of a block and the first of its `places`."""
+        entry = self.entries.get(key)
+        if entry is None or key in self.doomed or (entry.expires is not None and self.expired(entry)):
+            return None
+        place = entry.fastest
+        return None if place is None else (entry.kind.tokens, place)
+
     def expired(self, entry: Entry) -> bool:
         """Tell whether the time of a block is over; a lease gives it more."""
         return entry.expires is not None and entry.expires <= self.now and entry.key not in self.leases

@@ -6,11 +6,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from itertools import islice
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
 from kvtcd.core.events import Reason
-from kvtcd.core.keys import EngineKey
+from kvtcd.core.keys import EngineKey, RecordKey
 from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
@@ -84,15 +85,15 @@ class Blocks:
             Busy: it is here, but could not be brought up now.
             DeadlineExceeded: not within the caller's time.
         """
-        self._note(namespace, [key], salt)
-        async with self._read(namespace, key, salt, deadline) as lease:
+        record_key = self._registry.record_keys(namespace, salt)(key)
+        self._note(namespace, [record_key])
+        async with self._read(namespace, key, record_key, deadline) as lease:
             yield lease
 
     @asynccontextmanager
     async def _read(
-        self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
+        self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float
     ) -> AsyncIterator[Lease]:
-        record_key = self._registry.record_key(namespace, salt, key)
         places = self._driver.catalog.places(record_key)
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
         reason = await self._driver.ask(request, deadline)
@@ -120,29 +121,28 @@ class Blocks:
         A few blocks are brought up ahead of their turn, so that reading and unpacking overlap.
         """
 
-        async def enter(stack: AsyncExitStack, key: EngineKey) -> Lease | None:
+        async def enter(stack: AsyncExitStack, key: EngineKey, record_key: RecordKey) -> Lease | None:
             try:
-                return await stack.enter_async_context(self._read(namespace, key, salt, deadline))
+                return await stack.enter_async_context(self._read(namespace, key, record_key, deadline))
             except (NotFound, Busy):
                 return None
 
         ahead: deque[tuple[EngineKey, AsyncExitStack, asyncio.Task[Lease | None]]] = deque()
-        waiting = iter(keys)
-        self._note(namespace, keys, salt)
+        record_keys = [*map(self._registry.record_keys(namespace, salt), keys)]
+        waiting = zip(keys, record_keys, strict=True)
+        self._note(namespace, record_keys)
         try:
             while True:
-                while len(ahead) < READ_AHEAD and (key := next(waiting, None)) is not None:
+                for key, record_key in islice(waiting, READ_AHEAD - len(ahead)):
                     stack = AsyncExitStack()
-                    ahead.append((key, stack, asyncio.create_task(enter(stack, key))))
+                    ahead.append((key, stack, asyncio.create_task(enter(stack, key, record_key))))
                 if not ahead:
                     break
                 key, stack, task = ahead[0]
                 yield key, await task
                 ahead.popleft()
                 await stack.aclose()
-            self._driver.tell(
-                ev.Touch(tuple(self._registry.record_key(namespace, salt, key) for key in keys))
-            )
+            self._driver.tell(ev.Touch(tuple(record_keys)))
         finally:
             for _, stack, task in ahead:
                 task.cancel()
@@ -156,7 +156,7 @@ class Blocks:
         Raises:
             StoreFailed: a record could not be removed from disk.
         """
-        record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
+        record_keys = map(self._registry.record_keys(namespace, salt), keys)
         known = [key for key in record_keys if self._driver.catalog.tiers(key)]
         await self._tenancy.delete(known, self._registry.tenants[namespace.tenant])
         return len(known)
@@ -181,10 +181,10 @@ class Blocks:
         progress: Callable[[], None] = lambda: None, *, tier: Tier = Tier.HOST,
     ) -> list[BlockResult]:  # fmt: skip
         """Bring blocks up to a tier of memory, a few at a time; `progress` is told of each."""
-        gate = asyncio.Semaphore(READ_AHEAD)
+        gate, names = asyncio.Semaphore(READ_AHEAD), self._registry.record_keys(namespace, salt)
 
         async def one(key: EngineKey) -> BlockResult:
-            record_key = self._registry.record_key(namespace, salt, key)
+            record_key = names(key)
             request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
@@ -200,7 +200,8 @@ class Blocks:
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float, *, evict: bool,
         progress: Callable[[], None] = lambda: None,
     ) -> list[BlockResult]:  # fmt: skip
-        pairs = [(key, self._registry.record_key(namespace, salt, key)) for key in dict.fromkeys(keys)]
+        names = self._registry.record_keys(namespace, salt)
+        pairs = [(key, names(key)) for key in dict.fromkeys(keys)]
         tenant = self._registry.tenants[namespace.tenant]
         return await settle(self._driver, tenant, pairs, deadline, evict=evict, progress=progress)
 
@@ -209,7 +210,6 @@ class Blocks:
         pairs = [(o.engine_key, key) for key, o in self._driver.origins.items() if o.namespace is namespace]
         return await settle(self._driver, self._registry.tenants[namespace.tenant], pairs, deadline)
 
-    def _note(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
+    def _note(self, namespace: Namespace, record_keys: Sequence[RecordKey]) -> None:
         if self._recorder:
-            record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
             self._recorder.note(Line("get", namespace, record_keys))

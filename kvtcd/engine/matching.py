@@ -29,17 +29,17 @@ class Matcher:
     digest: bytes
     record_key: Callable[[bytes], RecordKey]
 
-    def by_keys(self, keys: Sequence[EngineKey]) -> list[BlockMatch]:
-        """Say of each key whether it can be served, and from where."""
-        residents, found = self.catalog.current(), []
-        for key in keys:
-            record_key = self.record_key(key)
-            places = residents.places(record_key)
-            if places:
-                found.append(BlockMatch(key, residents.entries[record_key].tokens, places[0].tier))
-            else:
-                found.append(BlockMatch(key, 0, None))
-        return found
+    def record_keys(self, keys: Sequence[EngineKey]) -> list[RecordKey]:
+        """Return the record keys of keys."""
+        return [self.record_key(key) for key in keys]
+
+    def by_keys(self, keys: Sequence[EngineKey], record_keys: Sequence[RecordKey]) -> list[BlockMatch]:
+        """Say of each key, and of its record key, whether it can be served, and from where."""
+        found = map(self.catalog.current().fastest, record_keys)
+        return [
+            BlockMatch(key, 0, None) if there is None else BlockMatch(key, there[0], there[1].tier)
+            for key, there in zip(keys, found, strict=True)
+        ]
 
     def lengths(self, parent: EngineKey | None) -> set[int]:
         """Return the lengths, in tokens, of the stored continuations of a block, as far as one looks.

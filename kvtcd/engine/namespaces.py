@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtcd.core.errors import BadField, Corrupt, IdentityConflict, UnknownNamespace
 from kvtcd.core.identity import Identity, differing
-from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
+from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.layout import canonical_json
 from kvtcd.core.policy import Policy
 from kvtcd.engine.ports import Codec
@@ -71,9 +72,13 @@ class Registry:
         """Tell whether blocks may still enter a namespace that was found earlier."""
         return namespace.number in self._by_number and namespace.number not in self.closing
 
-    def record_key(self, namespace: Namespace, salt: bytes, key: EngineKey) -> RecordKey:
-        """Return the key under which a block is known here."""
-        return self.tenants[namespace.tenant].keys.record_key(namespace.digest, salt, key)
+    def record_keys(self, namespace: Namespace, salt: bytes) -> Callable[[bytes], RecordKey]:
+        """Return what makes, of its key, the key under which a block is known here.
+
+        Raises:
+            BadRequest: the salt is over 255 bytes.
+        """
+        return self.tenants[namespace.tenant].keys.record_keys(namespace.digest, salt)
 
     def numbered(self, number: int) -> Namespace | None:
         """Return the namespace that the catalog knows by this number, None once it is purged."""

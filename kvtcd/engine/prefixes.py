@@ -45,11 +45,13 @@ class Prefixes:
             BadRequest: `all_ranks`, and the identity does not say which rank it is.
         """
         members = self._members(namespace, all_ranks=all_ranks)
-        self._note(namespace, keys, salt)
+        matchers = [self._matcher(member, salt) for member in members or [namespace]]
+        named = [matcher.record_keys(keys) for matcher in matchers]
+        self._note(namespace, named[0])
         if members is None:
             return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
-        matchers = [self._matcher(member, salt) for member in members]
-        found = Matches(tuple(held_by_all([matcher.by_keys(keys) for matcher in matchers])))
+        held = [matcher.by_keys(keys, names) for matcher, names in zip(matchers, named, strict=True)]
+        found = Matches(tuple(held_by_all(held)))
         end = found.prefix[-1].key if found.prefix else None
         lengths = set.intersection(*(matcher.lengths(end) for matcher in matchers))
         partials = sorted(n for n in lengths if n < namespace.identity.block_tokens)
@@ -62,7 +64,7 @@ class Prefixes:
         members = self._members(namespace, all_ranks=all_ranks) or []
         if self._recorder:
             links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
-            self._note(namespace, [link.key for link in links], salt)
+            self._note(namespace, self._matcher(namespace, salt).record_keys([link.key for link in links]))
         found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
         return Matches(Matches(tuple(held_by_all(found))).prefix)
 
@@ -82,7 +84,7 @@ class Prefixes:
         """
         if not self._registry.admits(namespace):
             raise UnknownNamespace(namespace.name)
-        return [self._registry.record_key(namespace, salt, key) for key in keys]
+        return self._matcher(namespace, salt).record_keys(keys)
 
     def prefix_keys(
         self, namespace: Namespace, found: Matches, salt: bytes, tokens: Sequence[int] | None, *,
@@ -106,10 +108,8 @@ class Prefixes:
         return record_keys
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
-        keys = self._registry.tenants[namespace.tenant].keys
-        return Matcher(self._catalog, namespace.digest, keys.record_keys(namespace.digest, salt))
+        return Matcher(self._catalog, namespace.digest, self._registry.record_keys(namespace, salt))
 
-    def _note(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
+    def _note(self, namespace: Namespace, record_keys: Sequence[RecordKey]) -> None:
         if self._recorder:
-            record_keys = [self._registry.record_key(namespace, salt, key) for key in keys]
             self._recorder.note(Line("match", namespace, record_keys))

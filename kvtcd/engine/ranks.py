@@ -45,7 +45,7 @@ def held_by_all(found: Sequence[Sequence[BlockMatch]]) -> list[BlockMatch]:
     for same in zip(*found, strict=False):
         tiers = [block.tier for block in same if block.tier is not None]
         if len(tiers) == len(same) and len({block.tokens for block in same}) == 1:
-            blocks.append(replace(same[0], tier=max(tiers, key=_SPEED.__getitem__)))
+            blocks.append(same[0]._replace(tier=max(tiers, key=_SPEED.__getitem__)))
         else:
             blocks.append(BlockMatch(same[0].key, 0, None))
     return blocks

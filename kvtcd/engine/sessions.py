@@ -102,6 +102,7 @@ class Batch:
         self._driver, self._memory, self._registry = driver, memory, registry
         self._durable = durable
         self._namespace, self._salt = namespace, salt
+        self._record_key = registry.record_keys(namespace, salt)
         self._tenant = registry.tenants[namespace.tenant]
         self._deadline = deadline
         self._results: list[BlockResult] = []
@@ -109,9 +110,6 @@ class Batch:
         self._held: list[tuple[EngineKey, RecordKey]] = []
         self._previous: RecordKey | None = None
         self._texts: dict[RecordKey, Text] = {}
-
-    def _record_key(self, key: EngineKey) -> RecordKey:
-        return self._tenant.keys.record_key(self._namespace.digest, self._salt, key)
 
     async def reserve(self, head: BlockHead, nbytes: int) -> Slot | None:
         """Take room for a block; None when its bytes are not wanted, and `commit` will say why.

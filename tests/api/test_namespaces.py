@@ -137,12 +137,12 @@ async def test_match_by_keys_and_by_tokens_finds_the_stored_prefix():
                 "POST", f"{NS}/match", data=little_endian(wanted), headers=headers
             ) as answer:
                 found = await answer.json()
-            assert [row["key"] for row in found["blocks"]] == [links[0].key.hex(), links[1].key.hex()]
+            assert found["keys"] == [links[0].key.hex(), links[1].key.hex()]
             assert found["prefix_tokens"] == 2 * BLOCK_TOKENS
         async with daemon.request(
             "POST", f"{NS}/match", data=little_endian([1] * 40), headers=headers
         ) as answer:
-            assert (await answer.json())["blocks"] == []
+            assert (await answer.json())["keys"] == []
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 3, 5])

@@ -138,7 +138,7 @@ async def test_put_many_and_get_many(client, daemon, monkeypatch):
     assert [(r.key, r.outcome) for r in results] == [(ln.key, "stored") for ln in links]
     service = daemon.toy.service
     ns = service.namespace("uid:1", "demo")
-    records = [service._registry.record_key(ns, b"", link.key) for link in links]
+    records = [service._registry.record_keys(ns, b"")(link.key) for link in links]
     parents = [daemon.toy.catalog.residents.entries[record].parent for record in records]
     assert parents == [None, *records[:-1]], "groups do not break the chain"
 

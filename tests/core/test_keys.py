@@ -95,3 +95,12 @@ def test_token_ids_beyond_32_bits_are_refused(tokens) -> None:
 def test_a_salt_is_bounded() -> None:
     with pytest.raises(BadRequest, match="salt"):
         TenantKeys.derive(b"m" * 32, "t").record_key(NAMESPACE, b"s" * 256, EngineKey(b"k"))
+
+
+@given(st.binary(max_size=255), st.binary(min_size=1, max_size=64), st.binary(min_size=32, max_size=32))
+def test_record_keys_are_hmacs_however_many_are_made(salt, key, namespace) -> None:
+    tenant = TenantKeys.derive(b"m" * 32, "t")
+    make = tenant.record_keys(namespace, salt)
+    message = b"kvtcd-rec-v1" + namespace + len(salt).to_bytes(2, "little") + salt + key
+
+    assert [make(key), make(b"other"), make(key)][::2] == [hmac.digest(tenant.record, message, "sha256")] * 2

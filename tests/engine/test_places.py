@@ -62,7 +62,7 @@ async def fetch(service, ns, number: int) -> bytes:
 
 
 def record_key(toy, ns, number: int):
-    return toy.service._registry.record_key(ns, b"", key(number))
+    return toy.service._registry.record_keys(ns, b"")(key(number))
 
 
 def where(toy, ns, number: int) -> str:

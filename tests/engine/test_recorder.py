@@ -47,9 +47,9 @@ async def test_what_is_asked_is_written_down_without_a_key_of_the_engine(tmp_pat
         async for _ in blocks.read_many(ns, [key(2), key(3)], b"salt", soon()):
             pass
         toy.service.prefixes.match_tokens(ns, tokens, b"")
-        records = [toy.service._registry.record_key(ns, b"salt", key(n)).hex() for n in range(4)]
+        records = [toy.service._registry.record_keys(ns, b"salt")(key(n)).hex() for n in range(4)]
         links = [
-            toy.service._registry.record_key(ns, b"", ln.key).hex()
+            toy.service._registry.record_keys(ns, b"")(ln.key).hex()
             for ln in chain(ns.digest, tokens, BLOCK_TOKENS)
         ]
     text = path.read_text()
