@@ -234,11 +234,8 @@ class Demo:
 
 def _policy(choice: CodecChoice) -> str:
     """Return a policy file that says `choice`."""
-    lines = [
-        f"{name} = {value}"
-        for name in DIALS[choice.name].names
-        if (value := getattr(choice, name)) is not None
-    ]
+    asked = ((name, getattr(choice, name)) for name in DIALS[choice.name].names)
+    lines = [f"{name} = {value}" for name, value in asked if value is not None]
     if choice.options:
         lines.append(f"options = {list(choice.options)}")
     return "\n".join(["[codec]", f'name = "{choice.name}"', *lines, ""])

@@ -62,7 +62,7 @@ def test_distortions_of_a_normal_coordinate_are_those_that_are_published():
 
 @pytest.mark.parametrize("bits", range(1, 8))
 def test_distortion_is_between_its_bounds(bits):
-    """Shannon's below and Zador's, as theorem 1 of TurboQuant has it, above: of a vector, not of a coordinate."""
+    """Shannon's below and Zador's, as TurboQuant has it in theorem 1, above: of a whole vector."""
     found = beta(bits, 128).distortion
     assert 4.0**-bits <= found <= 3**0.5 * torch.pi / 2 * 4.0**-bits
 
