@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import typer
 
 from kvtcd import __version__, cli_eval, config
+from kvtcd.core import access
 from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
 
 app = typer.Typer(
@@ -82,6 +83,20 @@ def check(path: ConfigOption = None) -> None:
     governing = config.load_policies(settings.policies)
     typer.echo(config.dump(settings), nl=False)
     typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
+
+
+@app.command()
+def token(
+    *,
+    tenant: Annotated[str, typer.Option(help="Whom it stands for; uid:1000 is that user of this host.")],
+    scope: Annotated[list[access.Scope] | None, typer.Option(help="Several allowed; default: data.")] = None,
+) -> None:
+    """Make a token for TCP: shown once, and an entry for the file of tokens on standard output."""
+    secret = access.new_token()
+    typer.echo(f"the token, for KVTCD_TOKEN of the client: {secret}", err=True)
+    scopes = ", ".join(f'"{each}"' for each in scope or [access.Scope.DATA])
+    digest = access.digest(secret.encode()).hex()
+    typer.echo(f'[[token]]\nsha256 = "{digest}"\ntenant = "{tenant}"\nscopes = [{scopes}]')
 
 
 @policies.command("check")

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from kvtcd.api import listeners
 from kvtcd.api.app import create_app, start
+from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import Listener
 from kvtcd.bootstrap import service
-from kvtcd.config import Config, load_policies, show_bytes
+from kvtcd.config import Config, load_policies, load_tokens, show_bytes
+from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.engine.pulse import Pulse
 from kvtcd.engine.service import Service
@@ -28,6 +30,8 @@ DRAIN_SHARE = 0.3
 """Share of ``daemon.stop_seconds`` for ending requests; then comes `bootstrap.FLUSH_SHARE`."""
 STOP_MARGIN_S = 15.0
 """What closing may take beyond ``daemon.stop_seconds`` before the service manager kills."""
+TOKENS = "kvtcd.tokens"
+"""Name of the credential that may hold the tokens instead of the file."""
 LOOK_S = 10.0
 """Longest time between two looks at whether all threads get something done."""
 START_S = 60.0
@@ -59,13 +63,14 @@ async def serve(config: Config, record: Path | None = None) -> None:
     with closing(Supervisor(os.environ)) as supervisor:
         handed = inherited(os.environ)
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
+        tokens = await asyncio.to_thread(_tokens, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor))
         try:
             async with service(config, record, lost, master=master) as running:
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
                 reload = _Reload(config, running, supervisor)
-                app = create_app(running, _limits(config), reload=reload)
+                app = create_app(running, _limits(config), reload=reload, authenticate=authenticate(tokens))
                 runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup))
                 try:
@@ -92,14 +97,30 @@ async def serve(config: Config, record: Path | None = None) -> None:
 
 
 def _listeners(config: Config, handed: list[tuple[str, socket.socket]]) -> list[Listener]:
-    """Return what connections come in by: sockets that were handed over, else one that is bound here.
+    """Return what connections come in by: sockets that were handed over, and for the rest some bound here.
 
     Raises:
         ConfigError: what was handed over is not known here, or what is configured cannot be bound.
         AlreadyRunning: somebody listens on what is configured.
     """
-    adopted = [listeners.adopt(name, found) for name, found in handed]
-    return adopted or [listeners.bind(config.daemon.socket)]
+    every = [listeners.adopt(name, found) for name, found in handed]
+    names = {name for name, _ in handed}
+    if listeners.DATA not in names:
+        every.append(listeners.bind(config.daemon.socket))
+    if listeners.TCP not in names and config.tcp.address:
+        every.append(listeners.bind_tcp(*config.tcp.address))
+    return every
+
+
+def _tokens(config: Config, handed: list[tuple[str, socket.socket]]) -> tuple[Token, ...]:
+    """Return the tokens of those who come by TCP; without TCP there are none.
+
+    Raises:
+        ConfigError: they cannot be read.
+    """
+    if config.tcp.address is None and listeners.TCP not in dict(handed):
+        return ()
+    return load_tokens(config.tcp.tokens, credential(os.environ, TOKENS))
 
 
 async def _ask_for_time(supervisor: Supervisor) -> None:

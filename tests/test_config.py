@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from kvtcd import config
+from kvtcd import cli, config
+from kvtcd.core.access import Caller, Scope, Token, bearer
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Admit, CodecChoice, Policy, governing
 
@@ -198,3 +200,73 @@ def test_a_codec_has_one_dial(tmp_path, text, choice) -> None:
     path = tmp_path / "policy.toml"
     path.write_text(text)
     assert config.load_policy(path).codec == choice
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["0.0.0.0:7337", "192.168.1.2:7337", "[::]:7337", "localhost:7337", ":7337", "127.0.0.1", "127.0.0.1:0"],
+)
+def test_tcp_is_for_this_host_alone(tmp_path: Path, address: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[tcp]\nlisten = '{address}'\n")
+
+    with pytest.raises(ConfigError) as error:
+        config.load(path)
+    assert error.value.field == "tcp.listen"
+    assert "a proxy with TLS" in error.value.why
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("127.0.0.1:7337", ("127.0.0.1", 7337)), ("[::1]:80", ("::1", 80)), ("", None)]
+)
+def test_an_address_of_this_host_is_read(tmp_path: Path, text: str, address: tuple[str, int] | None) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[tcp]\nlisten = '{text}'\n")
+
+    assert config.load(path).tcp.address == address
+
+
+def entry(digit: str, tenant: str = "team", scopes: str = '["data"]') -> str:
+    return f'[[token]]\nsha256 = "{digit * 64}"\ntenant = "{tenant}"\nscopes = {scopes}\n'
+
+
+def test_tokens_are_read_from_a_file_or_from_what_was_handed_over(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(entry("a") + entry("b", "uid:1000", '["metrics", "admin"]'))
+    read = config.load_tokens(path)
+
+    assert read[0] == Token(b"\xaa" * 32, Caller("team", frozenset({Scope.DATA})))
+    assert read[1] == Token(b"\xbb" * 32, Caller("uid:1000", frozenset({Scope.METRICS, Scope.ADMIN})))
+    assert config.load_tokens(tmp_path / "missing", entry("a").encode()) == read[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("", "token"),
+        ("token = []\n", "token"),
+        ("[[token]]\nsha256 = 'AB'\ntenant = 'a'\n", "token.0.sha256"),
+        (entry("a", "uid:x"), "token.0.tenant"),
+        (entry("a", "../etc"), "token.0.tenant"),
+        (entry("a", scopes="[]"), "token.0.scopes"),
+        (entry("a", scopes='["all"]'), "token.0.scopes.0"),
+        (entry("a") + entry("a", "other"), "token"),
+    ],
+)
+def test_a_wrong_token_is_named_by_its_field_and_not_shown(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "tokens.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        config.load_tokens(path)
+
+    assert error.value.field == field
+    assert "a" * 64 not in str(error.value)
+
+
+def test_what_kvtcd_token_prints_is_an_entry_for_the_token_that_it_shows(tmp_path: Path) -> None:
+    made = CliRunner().invoke(cli.app, ["token", "--tenant", "team", "--scope", "data", "--scope", "metrics"])
+    secret = made.stderr.split()[-1]
+    (read,) = config.load_tokens(tmp_path, made.stdout.encode())
+
+    assert bearer((read,), secret.encode()) == Caller("team", frozenset({Scope.DATA, Scope.METRICS}))
+    assert secret not in made.stdout

@@ -10,13 +10,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, policies
-from kvtcd.api.auth import identify, operators, peer
+from kvtcd.api.auth import identify
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.listeners import Listener
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import problems
-from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, OPERATORS, RELOAD, SERVICE, TRAFFIC
+from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, RELOAD, SERVICE, TRAFFIC
+from kvtcd.core.access import Caller
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.engine.service import Service
 
@@ -64,7 +65,7 @@ def create_app(
     limits: Limits,
     *,
     reload: Callable[[], Awaitable[None]],
-    authenticate: Callable[[web.Request], str] = peer,
+    authenticate: Callable[[web.Request], Caller],
 ) -> web.Application:
     """Return the application.
 
@@ -72,13 +73,12 @@ def create_app(
         service: what it serves.
         limits: its bounds.
         reload: reads the policy files anew; raises `ConfigError` and changes nothing if one is wrong.
-        authenticate: returns the tenant of a request, or raises an `HTTPException`.
+        authenticate: returns the caller of a request, or raises an `HTTPException`.
     """
     app = web.Application(middlewares=[problems, guard, identify])
     app[SERVICE] = service
     app[LIMITS] = limits
     app[AUTHENTICATE] = authenticate
-    app[OPERATORS] = operators()
     app[RELOAD] = reload
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)

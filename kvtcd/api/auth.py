@@ -1,54 +1,76 @@
-"""Whose request it is. The answer comes from the kernel, never from the request."""
+"""Whose request it is. The kernel says so, or a token; never the request itself."""
 
 from __future__ import annotations
 
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from kvtcd.api.state import AUTHENTICATE, OPERATORS, TENANT
+from kvtcd.api.state import AUTHENTICATE, SCOPES, TENANT
+from kvtcd.core.access import Caller, Scope, Token, bearer
 
 _UCRED = struct.Struct("iII")
+_USER = frozenset({Scope.DATA, Scope.METRICS})
+_NEEDED = {"/healthz": None, "/readyz": None, "/metrics": Scope.METRICS}
+"""What a route asks for, other than `Scope.DATA`; more of it is asked for by the routes themselves."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def peer(request: web.Request) -> str:
-    """Return the tenant of a request that came through a Unix socket: ``uid:<n>`` of the peer.
+def authenticate(tokens: Sequence[Token]) -> Callable[[web.Request], Caller]:
+    """Return who tells callers apart.
+
+    Args:
+        tokens: of those who come by TCP.
+    """
+
+    def caller(request: web.Request) -> Caller:
+        """Return the caller of a request.
+
+        Raises:
+            HTTPUnauthorized: he is not known. The answer says nothing of why.
+        """
+        transport = request.transport
+        connection = transport.get_extra_info("socket") if transport else None
+        if connection is not None and connection.family == socket.AF_UNIX:
+            return _peer(connection)
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        known = bearer(tokens, token.strip().encode("utf-8", "surrogateescape"))
+        if known is None or scheme.lower() != "bearer":
+            raise web.HTTPUnauthorized(text="a valid token is needed", headers={"WWW-Authenticate": "Bearer"})
+        return known
+
+    return caller
+
+
+def _peer(connection: socket.socket) -> Caller:
+    """Return the tenant ``uid:<n>``; the daemon's own user and root may change what holds for all.
 
     The uid is that of the time of connecting. The pid is not looked at: it may have been given away again.
-
-    Raises:
-        HTTPUnauthorized: it came another way.
     """
-    transport = request.transport
-    connection = transport.get_extra_info("socket") if transport else None
-    if connection is None or connection.family != socket.AF_UNIX:
-        raise web.HTTPUnauthorized(text="only peers on the Unix socket are known")
     _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return f"uid:{uid}"
+    return Caller(f"uid:{uid}", _USER | {Scope.ADMIN} if uid in {0, os.geteuid()} else _USER)
 
 
-def operators() -> frozenset[str]:
-    """Return those who may change what holds for all tenants: the daemon's own user, and root."""
-    return frozenset({f"uid:{os.geteuid()}", "uid:0"})
-
-
-def require_operator(request: web.Request) -> None:
-    """Let only operators through.
+def require(request: web.Request, scope: Scope) -> None:
+    """Let only those through who have a scope.
 
     Raises:
-        HTTPForbidden: it is somebody else.
+        HTTPForbidden: this one has not.
     """
-    if request[TENANT] not in request.app[OPERATORS]:
-        raise web.HTTPForbidden(text="only the daemon's own user and root may do this")
+    if scope not in request[SCOPES]:
+        raise web.HTTPForbidden(text=f"this takes the scope {scope}, which this caller does not have")
 
 
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give each request its tenant."""
-    request[TENANT] = request.app[AUTHENTICATE](request)
+    """Give each request its tenant and its scopes."""
+    caller = request.app[AUTHENTICATE](request)
+    request[TENANT], request[SCOPES] = caller.tenant, caller.scopes
+    needed = _NEEDED.get(request.path, Scope.DATA)
+    if needed is not None:
+        require(request, needed)
     return await handler(request)

@@ -12,6 +12,11 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered however many connections there are: whoever watches must not take a busy daemon for a dead one."""
 
 
+def _names(port: int) -> tuple[str, ...]:
+    """Return what a client on this host calls it; a page whose name was bound to this address does not."""
+    return (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}")
+
+
 @web.middleware
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what no client of ours sends.
@@ -29,6 +34,9 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if traffic.closing and request.path not in PROBES:
         raise Stopping
     headers = request.headers
+    local = request.transport.get_extra_info("sockname") if request.transport else None
+    if isinstance(local, tuple) and request.host not in _names(local[1]):
+        raise web.HTTPMisdirectedRequest(text="no such host here; a proxy has to send the one it connects to")
     if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
         raise web.HTTPForbidden(text="requests from web pages are refused")
     if not request.raw_path.startswith("/"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
@@ -11,8 +12,8 @@ from pathlib import Path
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 
-DATA = "data"
-"""``FileDescriptorName`` of the Unix socket."""
+DATA, TCP = "data", "tcp"
+"""``FileDescriptorName`` of the Unix socket, and of that for TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,17 @@ def adopt(name: str, found: socket.socket) -> Listener:
     """Take over a socket of a service manager: it stays, and whoever waits there, when this process ends.
 
     Raises:
-        ConfigError: it is not the Unix socket that is called `DATA`.
+        ConfigError: it is neither a Unix socket called `DATA`, nor one called `TCP` of this host alone.
     """
-    if name != DATA or found.family != socket.AF_UNIX:
-        why = (
-            f"is handed over as {name!r}; set FileDescriptorName={DATA} in the socket unit, for a Unix socket"
-        )
-        raise ConfigError("socket activation", str(found.getsockname()), why)
-    return Listener(found)
+    address = found.getsockname()
+    if name == DATA and found.family == socket.AF_UNIX:
+        return Listener(found)
+    if name == TCP and found.family in {socket.AF_INET, socket.AF_INET6}:
+        if not ipaddress.ip_address(address[0]).is_loopback:
+            raise ConfigError("socket activation", str(address), "is not an address of this host alone")
+        return Listener(found)
+    why = f"is handed over as {name!r}; FileDescriptorName= must be {DATA} for a Unix socket, {TCP} for TCP"
+    raise ConfigError("socket activation", str(address), why)
 
 
 def bind(path: Path) -> Listener:
@@ -75,6 +79,25 @@ def bind(path: Path) -> Listener:
         os.umask(before)
     listener.listen(128)
     return Listener(listener, path, path.stat().st_ino)
+
+
+def bind_tcp(host: str, port: int) -> Listener:
+    """Bind an address of this host.
+
+    Raises:
+        ConfigError: it is taken, or not to be had.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+    )  # what is left of a predecessor's connections
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError("config.toml", "tcp.listen", f"cannot be bound: {error.strerror}") from None
+    listener.listen(128)
+    return Listener(listener)
 
 
 def _remove_stale(path: Path) -> None:

@@ -6,10 +6,11 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from kvtcd.api.auth import require_operator
+from kvtcd.api.auth import require
 from kvtcd.api.bodies import json_response
 from kvtcd.api.parameters import Deadline, refuse_if_stopping
 from kvtcd.api.state import RELOAD, SERVICE, TENANT
+from kvtcd.core.access import Scope
 
 
 async def listing(request: web.Request) -> web.Response:
@@ -21,7 +22,7 @@ async def listing(request: web.Request) -> web.Response:
 async def reload(request: web.Request) -> web.Response:
     """``POST /v1/policies:reload``: all files are right and in effect, or nothing has changed."""
     refuse_if_stopping(request)
-    require_operator(request)
+    require(request, Scope.ADMIN)
     async with Deadline.of(request).bound("the reload"):
         await request.app[RELOAD]()
     return await listing(request)

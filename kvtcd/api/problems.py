@@ -15,6 +15,8 @@ from kvtcd.core.errors import Busy, KvtcdError
 from kvtcd.core.problem import MEDIA_TYPE, http_problem, kind_of, problem
 
 _log = logging.getLogger(__name__)
+_KEPT = ("Allow", "Retry-After", "WWW-Authenticate")
+"""Headers of an `HTTPException` that its problem has too."""
 
 
 @web.middleware
@@ -25,7 +27,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except KvtcdError as error:
         return _answer(request, *_known(error))
     except web.HTTPException as error:
-        headers = {name: error.headers[name] for name in ("Allow", "Retry-After") if name in error.headers}
+        headers = {name: error.headers[name] for name in _KEPT if name in error.headers}
         body = http_problem(error.status, error.reason, error.text or error.reason)
         answer = _answer(request, body, headers)
         if error.keep_alive is False:

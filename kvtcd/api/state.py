@@ -8,6 +8,7 @@ from aiohttp import web
 
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
+from kvtcd.core.access import Caller, Scope
 from kvtcd.engine.service import Service
 
 SERVICE = web.AppKey("service", Service)
@@ -15,8 +16,8 @@ LIMITS = web.AppKey("limits", Limits)
 IN_FLIGHT = web.AppKey("in_flight", InFlight)
 TRAFFIC = web.AppKey("traffic", Traffic)
 OPERATIONS = web.AppKey("operations", Operations)
-AUTHENTICATE: web.AppKey[Callable[[web.Request], str]] = web.AppKey("authenticate")
-OPERATORS: web.AppKey[frozenset[str]] = web.AppKey("operators")
+AUTHENTICATE: web.AppKey[Callable[[web.Request], Caller]] = web.AppKey("authenticate")
 RELOAD: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("reload")
 
 TENANT = web.RequestKey("tenant", str)
+SCOPES = web.RequestKey("scopes", frozenset[Scope])

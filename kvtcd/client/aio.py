@@ -23,6 +23,7 @@ class AsyncClient(AsyncDaemonClient):
     Args:
         address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
             ``/run/kvtcd/kvtcd.sock``.
+        token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
         timeout: seconds for each read and write on the socket.
 
     Example:

@@ -30,11 +30,14 @@ class AsyncDaemonClient:
     Args:
         address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
             ``/run/kvtcd/kvtcd.sock``.
+        token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
         timeout: seconds for each read and write on the socket.
     """
 
-    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
-        self.address = Address.of(address)
+    def __init__(
+        self, address: str | Path | None = None, *, token: str | None = None, timeout: float = 60.0
+    ) -> None:
+        self.address = Address.of(address, token)
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
 
@@ -80,7 +83,7 @@ class AsyncDaemonClient:
 
     async def _send(self, call: Call[Any], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         url = URL(f"http://{self.address.host}:{self.address.port}{call.path}", encoded=True)
-        headers = dict(call.headers)
+        headers = self.address.headers() | dict(call.headers)
         if call.body:
             headers["Content-Length"] = str(call.nbytes)
 

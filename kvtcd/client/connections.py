@@ -22,7 +22,7 @@ class Connection(http.client.HTTPConnection):
 
     def __init__(self, address: Address) -> None:
         super().__init__(address.host, address.port)
-        self._socket_path = address.socket
+        self._socket_path, self._headers = address.socket, address.headers()
 
     def connect(self) -> None:
         """Open it."""
@@ -44,7 +44,7 @@ class Connection(http.client.HTTPConnection):
         if self.sock is not None:
             self.sock.settimeout(timeout)
         self.putrequest(call.method, call.path, skip_accept_encoding=True)
-        for name, value in call.headers.items():
+        for name, value in (self._headers | dict(call.headers)).items():
             self.putheader(name, value)
         if call.body:
             self.putheader("Content-Length", str(call.nbytes))

@@ -28,11 +28,14 @@ class DaemonClient:
     Args:
         address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
             ``/run/kvtcd/kvtcd.sock``.
+        token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
         timeout: seconds for each read and write on the socket.
     """
 
-    def __init__(self, address: str | Path | None = None, *, timeout: float = 60.0) -> None:
-        self.address = Address.of(address)
+    def __init__(
+        self, address: str | Path | None = None, *, token: str | None = None, timeout: float = 60.0
+    ) -> None:
+        self.address = Address.of(address, token)
         self._pool = Pool(self.address, timeout)
 
     def __enter__(self) -> Self:

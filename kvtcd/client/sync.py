@@ -29,6 +29,7 @@ class Client(DaemonClient):
     Args:
         address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
             ``/run/kvtcd/kvtcd.sock``.
+        token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
         timeout: seconds for each read and write on the socket.
 
     Example:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
 from kvtcd.config.values import Part, Size, Table, read, show_bytes, validated
 from kvtcd.core.policy import Share
 
 _MIB = 1 << 20
+
+
+def _of_this_host(text: str) -> str:
+    """Let through what no other host can reach: nothing here is encrypted."""
+    if text:
+        host, _, port = text.rpartition(":")
+        try:
+            loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(
+                f'{text!r} is not an address of this host alone; write "127.0.0.1:7337" or "[::1]:7337", '
+                "and for other hosts put a proxy with TLS before it"
+            )
+    return text
 
 
 class Daemon(Table):
@@ -21,6 +38,20 @@ class Daemon(Table):
     socket: Annotated[Path, Field(strict=False)] = Path("/run/kvtcd/kvtcd.sock")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     stop_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
+
+
+class Tcp(Table):
+    """TCP, for clients on this host that cannot use the Unix socket; each needs a token."""
+
+    listen: Annotated[str, AfterValidator(_of_this_host)] = ""
+    """Address and port; empty: no TCP."""
+    tokens: Annotated[Path, Field(strict=False)] = Path("/etc/kvtcd/tokens.toml")
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return host and port, None without TCP."""
+        host, _, port = self.listen.rpartition(":")
+        return (host.strip("[]"), int(port)) if port else None
 
 
 class Host(Table):
@@ -77,6 +108,7 @@ class Config(Table):
     """The whole of config.toml. Relative paths are taken from the file's folder."""
 
     daemon: Daemon = Daemon()
+    tcp: Tcp = Tcp()
     gpu: Gpu = Gpu()
     host: Host = Host()
     disk: Disk = Disk()
@@ -103,6 +135,7 @@ def load(path: Path | None) -> Config:
             "daemon": config.daemon.model_copy(
                 update={"state": absolute(config.daemon.state), "socket": absolute(config.daemon.socket)}
             ),
+            "tcp": config.tcp.model_copy(update={"tokens": absolute(config.tcp.tokens)}),
             "codec": config.codec.model_copy(update={"profiles": absolute(config.codec.profiles)}),
             "policies": tuple(absolute(policy) for policy in config.policies),
         }

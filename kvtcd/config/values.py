@@ -80,9 +80,20 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {os.strerror(error.errno or 0)}") from None
+    return parsed(content, path)
+
+
+def parsed(content: bytes, path: Path | str) -> dict[str, Any]:
+    """Return what a file says.
+
+    Raises:
+        ConfigError: it is not TOML.
+    """
+    try:
+        return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(path, "", f"is not TOML: {error}") from None
 

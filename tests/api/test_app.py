@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import json
 import os
-import platform
 import re
 import socket
 import stat
@@ -16,12 +13,10 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import NS, TENANT_HEADER, closed, refused, running
-from support.toy import BLOCK_TOKENS, IDENTITY, block
+from support.http import NS, closed, running
+from support.toy import BLOCK_TOKENS, block
 
 from kvtcd import __version__, api
-from kvtcd.api.app import Runner, create_app
-from kvtcd.api.auth import peer
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import bind
 from kvtcd.api.state import TRAFFIC
@@ -111,49 +106,6 @@ async def test_unexpected_errors_are_logged_and_show_nothing(error, status, show
         assert "abcdef12" not in caplog.text
         async with daemon.request("POST", f"{NS}/match", json={"keys": ["ab"]}) as answer:
             assert answer.status == 200
-
-
-async def test_a_peer_on_the_socket_is_its_uid_whatever_it_says_and_one_by_tcp_is_nobody():
-    async with running(authenticate=peer) as daemon:
-        await daemon.register(**{TENANT_HEADER: "uid:9"})
-        assert list(daemon.toy.service._registry.tenants) == [f"uid:{os.getuid()}"]
-
-        runner = Runner(create_app(daemon.toy.service, Limits(), reload=refused))
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            reader, writer = await asyncio.open_connection(*runner.addresses[0])
-            writer.write(b"GET /v1 HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
-            await closed(writer)
-        finally:
-            await runner.cleanup()
-
-
-@pytest.mark.skipif(os.getuid() != 0 or platform.machine() != "x86_64", reason="needs to be another user")
-async def test_users_are_told_apart_by_the_kernel():
-    def register_as(uid: int, path: Path) -> bytes:
-        setresuid = 117  # the bare system call: it changes this thread alone
-        libc = ctypes.CDLL(None)
-        libc.syscall(setresuid, -1, uid, -1)
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(str(path))
-                body = json.dumps(IDENTITY.to_json())
-                connection.sendall(
-                    f"PUT {NS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-                )
-                return connection.recv(100)
-        finally:
-            libc.syscall(setresuid, -1, 0, -1)
-
-    async with running(authenticate=peer) as daemon:
-        daemon.socket.parent.chmod(0o711)
-        await daemon.register()
-        assert (await asyncio.to_thread(register_as, 65534, daemon.socket)).startswith(b"HTTP/1.1 200")
-        assert list(daemon.toy.service._registry.tenants) == ["uid:0", "uid:65534"]
 
 
 async def test_the_socket_is_for_owner_and_group_and_goes_with_the_daemon():

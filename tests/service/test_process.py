@@ -15,9 +15,12 @@ from support.supervised import Supervised, eventually, listening, supervised
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
 from kvtcd.client import BlockHead, Client
-from kvtcd.core.errors import KvtcdError, Stopping, Unavailable
+from kvtcd.core.access import digest, new_token
+from kvtcd.core.errors import KvtcdError, ServerError, Stopping, Unavailable
 from kvtcd.core.keys import EngineKey
 from kvtcd.lab.daemon import Daemon
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -244,12 +247,22 @@ def call(running: Supervised, ask) -> None:
         ask(client)
 
 
+SECRET = new_token()
+SOME_TOKENS = f'[[token]]\nsha256 = "{digest(SECRET.encode()).hex()}"\ntenant = "team"\n'.encode()
+
+
+def credentials(daemon: Daemon, **content: bytes) -> dict[str, str]:
+    """Make a folder of credentials, and return the variable that names it."""
+    folder = daemon.config.parent / "credentials"
+    folder.mkdir(exist_ok=True)
+    for name, data in content.items():
+        (folder / f"kvtcd.{name.replace('_', '-')}").write_bytes(data)
+    return {"CREDENTIALS_DIRECTORY": str(folder)}
+
+
 def test_a_master_key_from_a_credential_is_used_and_never_written_or_shown(daemon, tmp_path) -> None:
-    credentials = tmp_path / "credentials"
-    credentials.mkdir()
-    master = credentials / "kvtcd.master-key"
-    master.write_bytes(bytes(range(32)))
-    environment = {"CREDENTIALS_DIRECTORY": str(credentials)}
+    environment = credentials(daemon, master_key=bytes(range(32)))
+    master = tmp_path / "credentials" / "kvtcd.master-key"
     with supervised(daemon, **environment) as running, running.client() as client:
         running.until("READY=1")
         client.register("n", IDENTITY)
@@ -270,27 +283,54 @@ def test_a_master_key_from_a_credential_is_used_and_never_written_or_shown(daemo
     assert "kvtcd.master-key: differs from " in daemon.log.read_text()
 
 
+def test_both_sockets_are_told_apart_and_tcp_takes_a_token_that_is_never_shown(daemon) -> None:
+    with (
+        listening(daemon.socket) as local,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        supervised(
+            daemon, sockets={"tcp": tcp, "data": local}, **credentials(daemon, tokens=SOME_TOKENS)
+        ) as running,
+    ):
+        running.until("READY=1")
+        address = f"http://127.0.0.1:{tcp.getsockname()[1]}"
+        with Client(address, token=SECRET) as client, running.client() as peer:
+            client.register("n", IDENTITY)
+            assert put(client, 1, durable=True) == "stored"
+            assert bytes(client.get("n", key(1))) == body(1)
+            assert peer.namespaces() == (), "a user of this host is another tenant"
+        with Client(address, token=new_token()) as stranger, pytest.raises(ServerError, match="401"):
+            stranger.info()
+        assert running.stop() == 0
+    log = daemon.log.read_text()
+    assert SECRET not in log
+    assert digest(SECRET.encode()).hex() not in log
+
+
+def test_tcp_by_configuration_needs_tokens(daemon) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    tokens = daemon.config.parent / "tokens.toml"
+    text = daemon.config.read_text()
+    text = text.replace('listen = ""', f'listen = "127.0.0.1:{port}"')
+    daemon.config.write_text(text.replace("/etc/kvtcd/tokens.toml", str(tokens)))
+    with supervised(daemon) as refused:
+        assert refused.ended() == 2
+    assert f"{tokens}: cannot be read: No such file or directory" in daemon.log.read_text()
+    tokens.write_bytes(SOME_TOKENS)
+    with supervised(daemon) as running, Client(f"http://127.0.0.1:{port}", token=SECRET) as client:
+        running.until("READY=1")
+        assert client.stats()["blocks"] == 0
+        assert running.stop() == 0
+
+
 def is_file_with(path: Path, content: bytes) -> bool:
     return path.is_file() and content in path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "made", "why"),
-    [
-        ("side", "unix", "set FileDescriptorName=data"),
-        ("data", "tcp", "for a Unix socket"),
-        ("data", "datagram", "is no listening stream"),
-    ],
-)
-def test_what_is_handed_over_and_not_understood_ends_the_start_with_2(daemon, name, made, why) -> None:
-    family = socket.AF_INET if made == "tcp" else socket.AF_UNIX
-    kind = socket.SOCK_DGRAM if made == "datagram" else socket.SOCK_STREAM
-    with socket.socket(family, kind) as handed:
-        handed.bind(("127.0.0.1", 0) if made == "tcp" else str(daemon.socket))
-        if kind is socket.SOCK_STREAM:
-            handed.listen()
-        with supervised(daemon, sockets={name: handed}) as refused:
-            assert refused.ended() == 2
+def test_a_socket_of_a_name_that_is_not_known_ends_the_start_with_2(daemon) -> None:
+    with listening(daemon.socket) as handed, supervised(daemon, sockets={"side": handed}) as refused:
+        assert refused.ended() == 2
     log = daemon.log.read_text()
-    assert why in log
+    assert "FileDescriptorName= must be data for a Unix socket" in log
     assert "Traceback" not in log
+    assert daemon.socket.exists()

@@ -20,6 +20,7 @@ from kvtcd.client import BlockHead, Client
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey
 from kvtcd.lab.daemon import Daemon
+from kvtcd.serve import TOKENS
 from kvtcd.tiers.state import MASTER_KEY
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -97,10 +98,11 @@ def test_the_units_fit_the_defaults_of_the_daemon() -> None:
     defaults, socket = config.load(None), settings(UNITS / "kvtcd.socket")
     assert socket["ListenStream"] == [str(defaults.daemon.socket)]
     assert socket["FileDescriptorName"] == [listeners.DATA]
+    assert settings(UNITS / "kvtcd-tcp.socket")["FileDescriptorName"] == [listeners.TCP]
     assert SERVICE["RuntimeDirectory"] == [defaults.daemon.socket.parent.name]
     assert SERVICE["RuntimeDirectoryPreserve"] == ["yes"], "else the socket goes with each stop"
     assert Path("/var/lib", SERVICE["StateDirectory"][0]) == defaults.daemon.state
-    assert MASTER_KEY in SERVICE["LoadCredential"]
+    assert SERVICE["LoadCredential"] == [MASTER_KEY, TOKENS]
     assert float(SERVICE["TimeoutStopSec"][0]) > defaults.daemon.stop_seconds
     lasting = {cli.EXIT_CODES[ConfigError], cli.EXIT_CODES[AlreadyRunning]}
     assert set(map(int, SERVICE["RestartPreventExitStatus"][0].split())) == lasting
@@ -148,6 +150,7 @@ for dtype in (torch.float32, torch.bfloat16):
 
 
 @analyzes
+@pytest.mark.slow
 @pytest.mark.skipif(not ctypes.util.find_library("seccomp"), reason="no libseccomp here")
 def test_the_daemon_can_do_its_work_with_the_system_calls_that_the_unit_allows(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, host=64 * BLOCK_BYTES + (1 << 20), disk=256 << 20, profiles=tmp_path / "p")
@@ -167,6 +170,7 @@ def test_the_daemon_can_do_its_work_with_the_system_calls_that_the_unit_allows(t
     assert "Operation not permitted" not in log
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="no systemd-socket-activate here")
 def test_systemd_itself_can_hand_over_the_socket(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p")

@@ -18,6 +18,7 @@ from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import bind
 from kvtcd.api.state import IN_FLIGHT
+from kvtcd.core.access import Caller, Scope
 from kvtcd.core.entry import State
 from kvtcd.core.errors import ConfigError
 
@@ -33,9 +34,10 @@ TENANT_HEADER = "Test-Tenant"
 NS = "/v1/namespaces/demo"
 
 
-def by_header(request: web.Request) -> str:
-    """Authenticate by a header, so that one process can be several tenants."""
-    return request.headers.get(TENANT_HEADER, "uid:1")
+def by_header(request: web.Request) -> Caller:
+    """Authenticate by a header, so that one process can be several tenants; root has all scopes."""
+    tenant = request.headers.get(TENANT_HEADER, "uid:1")
+    return Caller(tenant, frozenset(Scope) - (set() if tenant == "uid:0" else {Scope.ADMIN}))
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,46 @@
+"""The file of tokens as frozen values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from kvtcd.config.values import Table, parsed, read, validated
+from kvtcd.core.access import Caller, Scope, Token
+from kvtcd.core.errors import ConfigError
+
+
+class _Token(Table):
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    tenant: Annotated[str, Field(pattern=r"^(uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63})$")]
+    """``uid:1000``: the tenant that a user of this host is on the Unix socket."""
+    scopes: Annotated[
+        tuple[Annotated[Scope, Field(strict=False)], ...], Field(min_length=1, strict=False)
+    ] = (Scope.DATA,)
+
+
+class _TokenFile(Table):
+    token: Annotated[tuple[_Token, ...], Field(min_length=1, strict=False)]
+
+
+def load_tokens(path: Path, given: bytes | None = None) -> tuple[Token, ...]:
+    """Read the tokens that are known.
+
+    Args:
+        path: of the file.
+        given: its content, if that was handed over instead.
+
+    Raises:
+        ConfigError: it cannot be read, a field is wrong, or it has a token twice.
+    """
+    source = path if given is None else "credential kvtcd.tokens"
+    table = validated(_TokenFile, read(path) if given is None else parsed(given, source), source)
+    tokens = tuple(
+        Token(bytes.fromhex(token.sha256), Caller(token.tenant, frozenset(token.scopes)))
+        for token in table.token
+    )
+    if len({token.digest for token in tokens}) < len(tokens):
+        raise ConfigError(source, "token", "one token is there twice; who would it be?")
+    return tokens

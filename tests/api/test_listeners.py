@@ -1,0 +1,56 @@
+"""What connections come in by: what is taken over from a service manager, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from kvtcd.api.listeners import DATA, TCP, adopt, bind_tcp
+from kvtcd.core.errors import ConfigError
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a socket's path has at most 107 bytes
+    with socket.socket(socket.AF_UNIX) as local:
+        local.bind("s")
+        local.listen()
+        yield local
+
+
+@pytest.fixture
+def tcp():
+    with socket.create_server(("127.0.0.1", 0)) as tcp:
+        yield tcp
+
+
+def test_what_is_taken_over_is_left_where_it_is(tmp_path, local, tcp) -> None:
+    for listener in (adopt(DATA, local), adopt(TCP, tcp)):
+        listener.remove()
+    assert (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("name", ["", "side", "tcp"])
+def test_a_unix_socket_of_another_name_is_refused(local, name) -> None:
+    with pytest.raises(ConfigError, match="must be data for a Unix socket"):
+        adopt(name, local)
+
+
+def test_a_tcp_socket_is_not_taken_for_that_of_data(tcp) -> None:
+    with pytest.raises(ConfigError, match="tcp for TCP"):
+        adopt(DATA, tcp)
+
+
+def test_a_tcp_socket_that_other_hosts_reach_is_refused() -> None:
+    with (
+        socket.create_server(("0.0.0.0", 0)) as everywhere,  # noqa: S104 - refused
+        pytest.raises(ConfigError, match="this host alone"),
+    ):
+        adopt(TCP, everywhere)
+
+
+def test_an_address_that_is_taken_is_refused_by_its_field(tcp) -> None:
+    with pytest.raises(ConfigError, match="in use") as error:
+        bind_tcp(*tcp.getsockname())
+    assert error.value.field == "tcp.listen"
