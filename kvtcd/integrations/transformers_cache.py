@@ -6,7 +6,6 @@ them. Importing this loads neither torch nor transformers; using it does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from kvtcd.client import BlockHead, BlockResult, Client
 from kvtcd.client.weights import weights_digest
-from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch, IdentityConflict
+from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import ChainBlock, EngineKey, chain
 from kvtcd.core.layout import Dtype
+from kvtcd.integrations.namespaces import register
 from kvtcd.integrations.transformers_identity import HASH_SCHEME, identity_of
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class PrefixCache:
             else _identity_of_model(model_or_identity, block_tokens)
         )
         _require_ours(self.identity)
-        self.namespace = _register(client, self.identity)
+        self.namespace = register(client, self.identity)
         self._client, self._salt = client, salt
 
     def save(
@@ -229,15 +229,3 @@ def _require_ours(identity: Identity) -> None:
     ):
         if getattr(identity, field) != want:
             raise BadIdentity(field, f"is {getattr(identity, field)!r}; caches of transformers need {want!r}")
-
-
-def _register(client: Client, identity: Identity) -> str:
-    """Register the namespace; return its name, made of model and digest unless it has another already."""
-    model = re.sub(r"[^a-z0-9._-]+", "-", identity.model.lower()).strip("-._") or "model"
-    name = f"{model[:40]}-{identity.digest.hex()[:16]}"
-    try:
-        return client.register(name, identity).name
-    except IdentityConflict as conflict:
-        if conflict.registered_as is None:
-            raise
-        return conflict.registered_as

@@ -1,0 +1,242 @@
+"""vLLM's secondary tier: chunks of the CPU tier go to kvtcd, and come back in another life of the engine.
+
+Set up in ``--kv-transfer-config`` under ``secondary_tiers`` as
+``{"type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": "/run/kvtcd/kvtcd.sock"}``.
+Runs inside vLLM's scheduler: nothing here waits for the daemon but `drain_jobs` and `shutdown`, whose
+contract it is, and neither numba nor anything else is loaded that vLLM has not loaded itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import vllm
+from transformers import AutoConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
+
+from kvtcd.client import Client
+from kvtcd.core.keys import EngineKey
+from kvtcd.integrations.vllm_daemon import Daemon
+from kvtcd.integrations.vllm_identity import Attention, attention_of, identities, pages_of
+from kvtcd.integrations.vllm_jobs import Chains, Chunk, Job, is_ours
+from kvtcd.integrations.vllm_lookups import Answer, Lookups
+from kvtcd.integrations.vllm_model import AdapterWatch, Settings, model_of
+from kvtcd.integrations.vllm_threads import Threads
+
+CHUNKS, UP = "vllm:kvtcd_chunks", "vllm:kvtcd_up"
+_RESULTS = {Answer.HIT: LookupResult.HIT, Answer.MISS: LookupResult.MISS, Answer.RETRY: LookupResult.RETRY}
+
+
+class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """A tier of vLLM's offloading that keeps chunks in a kvtcd daemon.
+
+    Args:
+        offloading_spec, primary_kv_view, tier_type, backpressure_detector: by vLLM.
+        socket: the daemon's address; default ``$KVTCD_SOCKET``, else ``/run/kvtcd/kvtcd.sock``.
+        weights: folder of the model's weight files; default: the model that the engine was given.
+        adapters: folders of all adapters (LoRA) that are served.
+        variant: names what else changes the cache, see `Settings`.
+        full_digest: read every byte of the weights at start.
+        salt: parts these chunks from others of the same user.
+        retry_seconds: how long a lookup may take before it is a miss.
+        timeout_seconds: how long the daemon may take for each chunk or batch.
+        locality: vLLM hands it over where it is set; the daemon is on this machine whatever it says.
+
+    Raises:
+        BadRequest: the JSON of the tier does not say enough, or something impossible.
+        Unavailable: a weight or adapter file is missing or cannot be read.
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,  # noqa: ANN401 - vLLM's
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,  # noqa: ANN401 - vLLM's
+        *,
+        socket: str | None = None,
+        weights: str | None = None,
+        adapters: Sequence[str] = (),
+        variant: str = "",
+        full_digest: bool = False,
+        salt: str = "",
+        retry_seconds: float = 2.0,
+        timeout_seconds: float = 10.0,
+        locality: str | None = None,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.locality = Locality(locality) if locality else Locality.LOCAL
+        served = str(offloading_spec.config.model.name)
+        settings = Settings.of(
+            served, weights=weights, adapters=adapters, variant=variant, full_digest=full_digest
+        )
+        unchanged = AdapterWatch(settings.adapters)  # from before their digest
+        attention = _attention(settings)
+        pages = pages_of(
+            offloading_spec,
+            version=vllm.__version__,
+            device=current_platform.device_type,
+            kernels=_kernels(offloading_spec, attention),
+        )
+        self._identities = identities(pages, model_of(settings, attention))
+        self._rows = primary_kv_view.cast("B")
+        self._row_bytes = pages.chunk_bytes
+        self._lookups = Lookups(retry_seconds)
+        self._chains = Chains({number: group.tokens for number, group in pages.groups.items()})
+        self._away = self._foreign = 0
+
+        def connect(on_lost: Callable[[], None]) -> Daemon:
+            return Daemon(
+                Client(socket, timeout=timeout_seconds),
+                self._identities,
+                salt=salt.encode(),
+                seconds=timeout_seconds,
+                valid=unchanged,
+                on_lost=on_lost,
+            )
+
+        self._threads = Threads(connect, self._row)
+
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401 - vLLM's
+        """Say whether a chunk is there: RETRY until the daemon has answered, for a while."""
+        if not is_ours(key, self._identities):
+            self._foreign += 1
+            return LookupResult.MISS
+        self._chains.seen(req_context.req_id, EngineKey(key), req_context.get_offload_key_position(key))
+        if not self._threads.daemon.up:
+            self._away += 1
+            return LookupResult.MISS
+        self._learn()
+        return _RESULTS[self._lookups.ask(EngineKey(key), req_context.req_id, time.monotonic())]
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401, ARG002 - vLLM's
+        """Want every chunk once, as soon as it is computed."""
+        return RequestOffloadingContext()
+
+    def on_request_finished(self, req_context: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Forget what only this request asked for."""
+        self._lookups.finished(req_context.req_id)
+        self._chains.finished(req_context.req_id)
+
+    def on_schedule_end(self, context: Any) -> None:  # noqa: ANN401, ARG002 - vLLM's
+        """Send this step's lookups."""
+        self._learn()
+        self._threads.ask(self._lookups.take(time.monotonic()))
+
+    def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Begin to store rows of the primary tier."""
+        self._threads.begin(self._job(job_metadata, is_load=False))
+
+    def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Begin to fill rows of the primary tier."""
+        self._threads.begin(self._job(job_metadata, is_load=True))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return a result for each job that ended since the last call."""
+        results = []
+        for ended in self._threads.jobs.take():
+            moved = ended.moved
+            if ended.job.is_load:
+                self._lookups.lost({chunk.key for chunk in ended.job.chunks} - set(moved))
+            else:
+                self._lookups.stored(moved)
+            results.append(
+                JobResult(
+                    job_id=ended.job.number,
+                    success=ended.complete,
+                    successful_keys=moved if ended.job.is_load and moved and not ended.complete else None,
+                    transfer_time=ended.seconds,
+                    transfer_bytes=len(moved) * self._row_bytes,
+                )
+            )
+        return results
+
+    def drain_jobs(self) -> None:
+        """Return once no transfer touches the primary tier."""
+        self._threads.jobs.drain()
+
+    def shutdown(self) -> None:
+        """Let transfers end, stop the threads and let go of the primary tier."""
+        self._threads.close()
+        self._rows.release()
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003 - vLLM's
+        """Describe what `get_stats` reports."""
+        return {
+            CHUNKS: OffloadingCounterMetadata(
+                "Chunks by what became of them: hit, miss, late, away, foreign (lookups); loaded, lost "
+                "(loads); stored, duplicate, dropped, failed (stores).",
+                ("what",),
+            ),
+            UP: OffloadingGaugeMetadata("1 while the kvtcd daemon can be used."),
+        }
+
+    def get_stats(self) -> OffloadingConnectorStats:
+        """Return what was counted since the last call."""
+        counts = self._threads.take_counts() + self._lookups.counts
+        counts.update(away=self._away, foreign=self._foreign)
+        self._lookups.counts.clear()
+        self._away = self._foreign = 0
+        stats = OffloadingConnectorStats()
+        stats.set_gauge(UP, float(self._threads.daemon.up))
+        for what, chunks in counts.items():
+            if chunks:
+                stats.increase_counter(CHUNKS, chunks, (what,))
+        return stats
+
+    def _learn(self) -> None:
+        for news in self._threads.learned():
+            if news.restarted:
+                self._lookups.forget()
+            self._lookups.learn(news.found)
+
+    def _job(self, asked: Any, *, is_load: bool) -> Job:  # noqa: ANN401 - vLLM's
+        request, position = asked.req_context.req_id, asked.req_context.get_offload_key_position
+        chunks: list[Chunk] = []
+        for key, row in zip(asked.keys, asked.chunk_ids, strict=True):
+            if is_ours(key, self._identities):
+                end = position(key)
+                self._chains.seen(request, EngineKey(key), end)
+                chunks.append(self._chains.chunk(request, EngineKey(key), end, int(row)))
+        return Job(asked.job_id, tuple(chunks), is_load, whole=len(chunks) == len(asked.keys))
+
+    def _row(self, number: int) -> memoryview:
+        start = number * self.block_size_bytes
+        return self._rows[start : start + self._row_bytes]
+
+
+def _attention(settings: Settings) -> Attention | None:
+    """Read the model's configuration as transformers does; None for one that it does not know by itself."""
+    try:
+        return attention_of(AutoConfig.from_pretrained(settings.folder, local_files_only=True))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _kernels(spec: Any, attention: Attention | None) -> str:  # noqa: ANN401 - vLLM's
+    """Name the CPU kernels that order a page's inside; empty where vLLM does not say."""
+    if current_platform.device_type != "cpu" or attention is None:
+        return ""
+    with suppress(ImportError, AttributeError, KeyError, TypeError, NotImplementedError):
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # noqa: PLC0415 - only on a CPU
+
+        dtype = STR_DTYPE_TO_TORCH_DTYPE[spec.config.model.dtype]
+        return str(_get_attn_isa(dtype, spec.config.groups[0].tokens_per_block, attention.head_dim))
+    return ""
