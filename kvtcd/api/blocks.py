@@ -77,10 +77,13 @@ async def head(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished."""
+    """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished.
+
+    It is served no more from the beginning; past the deadline, the rest goes on.
+    """
     target = Target.of(request)
     key = parse_key(request.match_info["key"])
-    async with Deadline(target.deadline).bound("the deletion"):
+    async with Deadline(target.deadline).bound("the deletion", goes_on=True):
         if not await request.app[SERVICE].blocks.delete(target.namespace, [key], target.salt):
             raise NotFound
     return web.Response(status=204)

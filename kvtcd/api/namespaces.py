@@ -50,7 +50,7 @@ async def describe(request: web.Request) -> web.Response:
 
 async def purge(request: web.Request) -> web.Response:
     """``DELETE /v1/namespaces/{ns}``: durable before the answer; past the deadline it goes on."""
-    async with Deadline.of(request).bound("the purge"):
+    async with Deadline.of(request).bound("the purge", goes_on=True):
         removed = await request.app[SERVICE].purge(request[TENANT], request.match_info["ns"])
     return json_response({"removed": removed})
 

@@ -38,8 +38,8 @@ class Deadline:
         return cls(asyncio.get_running_loop().time() + seconds)
 
     @asynccontextmanager
-    async def bound(self, what: str) -> AsyncIterator[None]:
-        """Give up what takes longer.
+    async def bound(self, what: str, *, goes_on: bool = False) -> AsyncIterator[None]:
+        """Give up what takes longer, or with `goes_on` no more than waiting for it.
 
         Raises:
             DeadlineExceeded: it does.
@@ -50,7 +50,7 @@ class Deadline:
             async with asyncio.timeout_at(self.at):
                 yield
         except TimeoutError:
-            raise DeadlineExceeded(what, round(loop.time() - begun, 3)) from None
+            raise DeadlineExceeded(what, round(loop.time() - begun, 3), goes_on=goes_on) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,11 @@ class AsyncClient(AsyncDaemonClient):
     async def delete(
         self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None
     ) -> bool:
-        """Remove a block from every tier; tell whether there was one."""
+        """Remove a block from every tier; tell whether there was one.
+
+        Raises:
+            DeadlineExceeded: it is served no more, but readers or leases keep its bytes; that goes on.
+        """
         try:
             await self._run(endpoints.delete(name, key, Options(salt, deadline)))
         except NotFound:

@@ -21,10 +21,18 @@ POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every call about blocks may carry: an extra partition within the tenant, and seconds to take."""
+    """What every call about blocks may carry: an extra partition within the tenant, and seconds to take.
+
+    Raises:
+        BadRequest: no time at all, or less.
+    """
 
     salt: bytes = b""
     deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and not self.deadline > 0:
+            raise BadRequest("deadline", f"is {self.deadline}; give seconds above 0, or None")
 
     def headers(self) -> dict[str, str]:
         """Return the headers."""

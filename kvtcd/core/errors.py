@@ -14,7 +14,7 @@
     ├── Busy                    over a bound for now; `retry_after` seconds
     │   └── Stopping            the daemon takes nothing new, it is about to end
     ├── TooLarge                over a limit that waiting will not move
-    ├── DeadlineExceeded        the caller's time ran out
+    ├── DeadlineExceeded        the caller's time ran out; `goes_on`: what was asked for is done all the same
     ├── Corrupt                 bytes at rest or on the wire that break their own rules
     │   ├── BadMagic · BadVersion · Truncated · BadChecksum · BadField
     │   └── WrongRecord         an intact record found under a key that is not its own
@@ -134,11 +134,11 @@ class TooLarge(KvtcdError):
 
 
 class DeadlineExceeded(KvtcdError):
-    """The time the caller gave is over."""
+    """The time the caller gave is over. If it `goes_on`, what was asked for is done all the same."""
 
-    def __init__(self, what: str, seconds: float) -> None:
-        self.what, self.seconds = what, seconds
-        super().__init__(f"{what} did not end within {seconds:g} s")
+    def __init__(self, what: str, seconds: float, *, goes_on: bool = False) -> None:
+        self.what, self.seconds, self.goes_on = what, seconds, goes_on
+        super().__init__(f"{what} did not end within {seconds:g} s" + ("; it goes on" if goes_on else ""))
 
 
 class Corrupt(KvtcdError):

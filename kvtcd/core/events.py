@@ -22,6 +22,8 @@ class Reason(StrEnum):
     DUPLICATE = "duplicate"
     FILLING = "filling"
     """Another request is storing this very block right now."""
+    GOING = "going"
+    """A block of this key was deleted, and leases keep its bytes for now."""
     TOO_LARGE = "too-large"
     """It can never fit the tier."""
     NO_TIER = "no-tier"

@@ -75,6 +75,9 @@ class BlockHead:
             supersedes=given.key("supersedes") if "supersedes" in given else None,
         )
         given.refuse_others("key", "tokens", "first_token", "parent", "supersedes")
+        for name, key in (("parent", head.parent), ("supersedes", head.supersedes)):
+            if key == head.key:
+                raise BadRequest(name, "is the key of the block itself")
         return head
 
     @classmethod

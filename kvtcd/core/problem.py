@@ -48,7 +48,7 @@ KINDS = (
     Kind(errors.StoreFailed, 500, "Disk tier failed", ("op", "code")),
     Kind(errors.Busy, 503, "Busy", ("what", "retry_after")),
     Kind(errors.Stopping, 503, "Stopping", ("what", "retry_after")),
-    Kind(errors.DeadlineExceeded, 504, "Deadline exceeded", ("what", "seconds")),
+    Kind(errors.DeadlineExceeded, 504, "Deadline exceeded", ("what", "seconds", "goes_on")),
     Kind(errors.StoreFull, 507, "Disk full", ("op", "code")),
 )
 _BY_ERROR = {kind.error: kind for kind in KINDS}

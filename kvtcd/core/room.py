@@ -63,9 +63,13 @@ class Room:
         """Answer a put of a block that is here or on its way in; tell whether that was so.
 
         A block that is just going, deleted or damaged, is not known: its successor waits until it has gone.
+        That is soon, unless leases keep it.
         """
         residents = self._residents
         entry = residents.entries.get(put.key)
+        if entry is not None and put.key in residents.doomed and put.key in residents.leases:
+            residents.actions.append(Deny(put.ticket, Reason.GOING))
+            return True
         if entry is None or put.key in residents.doomed:
             return False
         if residents.places(put.key):

@@ -15,6 +15,7 @@ from kvtcd.core.keys import EngineKey, RecordKey
 from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
@@ -37,6 +38,7 @@ class Blocks:
         tenancy: tenants and namespaces.
         metrics: told what was found.
         tally: told the same.
+        errands: ends what outlasts its caller.
         recorder: told what was asked for, if there is one.
 
     Attributes:
@@ -45,11 +47,12 @@ class Blocks:
 
     def __init__(
         self, *, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics, tally: Tally,
-        recorder: Recorder | None,
+        errands: Errands, recorder: Recorder | None,
     ) -> None:  # fmt: skip
         self.draining = False
         self._driver, self._memory, self._tenancy = driver, memory, tenancy
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
+        self._errands = errands
         self._registry = tenancy.registry
 
     @asynccontextmanager
@@ -151,14 +154,19 @@ class Blocks:
                 await stack.aclose()
 
     async def delete(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> int:
-        """Remove blocks, durably; return how many there were. Readers finish first.
+        """Remove blocks, durably; return how many there were, those included that are just going.
+
+        They are served no more from now on. Their bytes go when readers and leases have ended, also when
+        whoever asked for it does not wait so long.
 
         Raises:
             StoreFailed: a record could not be removed from disk.
         """
+        catalog = self._driver.catalog
         record_keys = map(self._registry.record_keys(namespace, salt), keys)
-        known = [key for key in record_keys if self._driver.catalog.tiers(key)]
-        await self._tenancy.delete(known, self._registry.tenants[namespace.tenant])
+        known = [key for key in record_keys if catalog.places(key) or key in catalog.residents.doomed]
+        owner = self._registry.tenants[namespace.tenant]
+        await self._errands.finish("delete", self._tenancy.delete(known, owner))
         return len(known)
 
     async def flush(

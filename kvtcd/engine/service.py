@@ -17,6 +17,7 @@ from kvtcd.core.policy import Policy
 from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
+from kvtcd.engine.errands import Errands
 from kvtcd.engine.feed import Feeds
 from kvtcd.engine.leases import Leases
 from kvtcd.engine.metrics import Metrics
@@ -72,6 +73,7 @@ class Service:
         self.metrics = metrics
         self.ready = False
         self._tally = Tally(metrics)
+        self._errands = Errands(metrics)
         self._recorder = recorder
         self.blocks = Blocks(
             driver=driver,
@@ -79,6 +81,7 @@ class Service:
             tenancy=tenancy,
             metrics=metrics,
             tally=self._tally,
+            errands=self._errands,
             recorder=recorder,
         )
         self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder)
@@ -93,7 +96,6 @@ class Service:
         self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
-        self._purges: set[asyncio.Task[int]] = set()
 
     # Life -----------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Service:
         self._watch_the_clock()
         self.ready = True
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
-        self._warming = asyncio.create_task(warming, name="kvtcd-warm-up")
+        self._warming = self._errands.start("warm-up", warming)
         return foreign
 
     def _workers(self) -> list[Worker]:
@@ -121,12 +123,16 @@ class Service:
 
     def _watch_the_clock(self) -> None:
         if self._tenancy.expiring and self._ticking is None:
-            self._ticking = asyncio.create_task(self._tick(), name="kvtcd-tick")
+            self._ticking = self._errands.start("tick", self._tick())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self._driver.tell(ev.Tick())
+            try:
+                self._driver.tell(ev.Tick())
+            except Exception:  # noqa: BLE001 - logged and counted; the next one may fare better
+                _log.exception("unexpected failure while looking for blocks whose time is over")
+                self.metrics.internal_errors.labels("tick").inc()
 
     @property
     def draining(self) -> bool:
@@ -169,8 +175,7 @@ class Service:
                 else:
                     if lost:
                         _log.warning("%d blocks of %s were not written", lost, namespace.name)
-        if self._purges:
-            await asyncio.wait(self._purges)
+        await self._errands.ended()
         await self._driver.idle()
         self.feeds.close()
         await self._reporter.close()
@@ -230,10 +235,7 @@ class Service:
             StoreFailed: it could not be completed; call it again.
         """
         # Half of it may be on disk when its caller goes, so it is ended without him.
-        task = asyncio.create_task(self._purge(self._registry.find(tenant, name)))
-        self._purges.add(task)
-        task.add_done_callback(self._purged)
-        return await asyncio.shield(task)
+        return await self._errands.finish("purge", self._purge(self._registry.find(tenant, name)))
 
     async def _purge(self, namespace: Namespace) -> int:
         self.leases.purge(namespace.number)
@@ -241,11 +243,6 @@ class Service:
         self._tally.forget(namespace.number)
         self._reporter.purged(namespace)
         return removed
-
-    def _purged(self, task: asyncio.Task[int]) -> None:
-        self._purges.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), KvtcdError):
-            _log.warning("a purge was not completed: %s", error)
 
     def stats(self, tenant: str) -> Stats:
         """Return the daemon at this moment, as far as it concerns a tenant."""

@@ -198,3 +198,47 @@ async def test_a_deletion_waits_for_leases_and_a_purge_ends_them():
             assert (answer.status, await answer.json()) == (200, {"removed": 1})
         assert held(daemon) == 0
         assert daemon.toy.service.leases._of == {}
+
+
+async def test_a_block_that_is_pinned_again_and_again_counts_once():
+    async with running(host=16 * BLOCK_BYTES, disk=0) as daemon:
+        await daemon.register()
+        await store(daemon, *range(1, 7))
+        first = [(await post(daemon, "pin", {"keys": [key(1).hex()], "seconds": 60})) for _ in range(9)]
+        assert {status for status, _ in first} == {201}
+        for _, lease in first[1:]:
+            assert await give_back(daemon, lease["id"]) == 204
+        assert (await post(daemon, "pin", {"keys": [key(n).hex() for n in range(1, 5)], "seconds": 60}))[
+            0
+        ] == 201
+        assert await give_back(daemon, first[0][1]["id"]) == 204
+        assert (await post(daemon, "pin", {"keys": [key(5).hex()], "seconds": 60}))[0] == 503, (
+            "the first stays"
+        )
+
+
+async def test_the_deletion_of_a_leased_block_goes_on_past_its_deadline_and_says_so():
+    async with running() as daemon:
+        await daemon.register()
+        await store(daemon, 1)
+        _, lease = await post(daemon, "pin", {"keys": [key(1).hex()], "seconds": 60})
+        path = f"{NS}/blocks/{key(1).hex()}"
+        for _ in range(2):
+            async with daemon.request("DELETE", path, headers={"Kvtcd-Deadline-Ms": "50"}) as answer:
+                problem = await answer.json()
+            assert (answer.status, problem["goes_on"]) == (504, True)
+            assert "it goes on" in problem["detail"]
+        assert await there(daemon, 1) == "0", "it is served no more"
+        url = f"{path}?tokens={BLOCK_TOKENS}"
+        octets = {"Content-Type": "application/octet-stream"}
+        async with daemon.request("PUT", url, data=block(1), headers=octets) as answer:
+            assert await answer.json() == {"key": key(1).hex(), "outcome": "dropped", "reason": "going"}
+
+        last = asyncio.create_task(give_back(daemon, lease["id"]))
+        async with daemon.request("DELETE", path) as answer:
+            assert answer.status == 204, "who waits is told of the end"
+        assert await last == 204
+        async with daemon.request("DELETE", path) as answer:
+            assert answer.status == 404
+        async with daemon.request("PUT", url, data=block(1), headers=octets) as answer:
+            assert (await answer.json())["outcome"] == "stored"

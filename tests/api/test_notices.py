@@ -127,6 +127,7 @@ async def test_a_block_that_lay_on_disk_since_before_the_start_is_named(tmp_path
         async with toy.service.blocks.batch(ns, b"", soon(), durable=True) as batch:
             (await batch.reserve(BlockHead(key(1), BLOCK_TOKENS), BLOCK_BYTES)).write(memoryview(block(1)))
             await batch.commit()
+        await toy.service.blocks.demote(ns, [key(1)], b"", soon())
     async with toy_service(tmp_path) as toy:
         ns = toy.service.namespace("uid:1", "n")
         with toy.service.feeds.listen("uid:1", None, None) as listener:

@@ -185,9 +185,20 @@ async def test_durability_demotion_and_deletion(client, daemon):
     with pytest.raises(errors.NotFound):
         await client.operation("0" * 32)
 
-    assert await client.delete("demo", key(1)) is True
+    lease = await client.pin("demo", [key(1)], 60)
+    with pytest.raises(errors.DeadlineExceeded, match="it goes on") as caught:
+        await client.delete("demo", key(1), deadline=0.05)
+    assert caught.value.goes_on
+    assert await client.give_back(lease.id) is True
+    await until(lambda: len(daemon.toy.catalog.residents.entries) == 2)
     assert await client.delete("demo", key(1)) is False
-    assert daemon.blocks() == 2
+    assert await client.delete("demo", key(2)) is True
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan")])
+async def test_no_time_at_all_is_refused(client, deadline):
+    with pytest.raises(errors.BadRequest, match="deadline"):
+        await client.match("demo", [key(1)], deadline=deadline)
 
 
 async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, daemon):

@@ -34,7 +34,7 @@ HEADS = st.builds(
     first_token=st.none() | st.integers(0, (1 << 62) - 1),
     parent=st.none() | KEYS,
     supersedes=st.none() | KEYS,
-)
+).filter(lambda head: head.key not in {head.parent, head.supersedes})
 RESULTS = st.builds(
     BlockResult, KEYS, st.sampled_from(["stored", "duplicate", "dropped"]), st.none() | st.text(min_size=1)
 )
@@ -122,6 +122,8 @@ def test_an_answer_of_a_newer_daemon_is_understood():
         ({"key": "ab", "tokens": 1, "first_token": 1 << 62}, "first_token"),
         ({"key": "ab", "tokens": 1, "parent": "zz"}, "key"),
         ({"key": "ab", "tokens": 1, "supersedes": 5}, "supersedes"),
+        ({"key": "ab", "tokens": 1, "parent": "ab"}, "parent"),
+        ({"key": "ab", "tokens": 1, "supersedes": "ab"}, "supersedes"),
         ({"key": "ab", "tokens": 1, "tenant": "uid:0"}, "tenant"),
     ],
 )

@@ -10,6 +10,7 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_se
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Place
+from kvtcd.core.policy import DiskTier, Policy
 from kvtcd.engine.warmup import keys_of
 
 pytestmark = pytest.mark.asyncio
@@ -85,3 +86,27 @@ async def test_a_stop_in_the_middle_of_it_is_clean(tmp_path) -> None:
 
 async def test_half_a_key_is_no_key() -> None:
     assert keys_of(b"a" * 70) == [b"a" * 32, b"a" * 32]
+
+
+async def test_a_warm_up_that_fails_is_counted_and_the_rest_goes_on(tmp_path, monkeypatch) -> None:
+    async def broken(*_args) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("kvtcd.engine.service.warm_up", broken)
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, 1)
+        text = toy.service.metrics_text().decode()
+
+    assert 'kvtcd_internal_errors_total{where="warm-up"} 1.0' in text
+
+
+async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("kvtcd.engine.service.TICK", 0.001)
+    policy = Policy("brief", disk=DiskTier(ttl=60))
+    async with toy_service(tmp_path, policy=policy) as toy:
+        monkeypatch.setattr(toy.catalog.residents, "part", lambda _: 1 / 0)
+        while 'where="tick"} 3' not in toy.service.metrics_text().decode():
+            await asyncio.sleep(0.001)
+        monkeypatch.undo()
+        assert not toy.service._ticking.done()

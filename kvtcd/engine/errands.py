@@ -1,0 +1,54 @@
+"""Work in the background: ended whether or not somebody waits for it, and logged and counted if it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from kvtcd.core.errors import KvtcdError
+from kvtcd.engine.metrics import Metrics
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Errands:
+    """Tasks of the daemon's own. All methods belong to the loop.
+
+    Args:
+        metrics: told of those that fail, by name.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin some work; if it fails, that is logged and counted under its name."""
+        task = asyncio.create_task(work, name=f"kvtcd-{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def finish(self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """Do some work to its end, also when whoever asked for it has gone, and return what it does."""
+        return await asyncio.shield(self.start(name, work))
+
+    async def ended(self) -> None:
+        """Return when nothing is under way any more."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        name = task.get_name().removeprefix("kvtcd-")
+        self._metrics.internal_errors.labels(name).inc()
+        if isinstance(error, KvtcdError):  # says all there is to say
+            _log.warning("%s was not completed: %s", name, error)
+        else:
+            _log.error("unexpected failure of %s", name, exc_info=error)
