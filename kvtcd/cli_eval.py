@@ -54,6 +54,37 @@ def rate_distortion(
     )  # fmt: skip
 
 
+@app.command("budget")
+def budget(
+    *,
+    model: ModelOption,
+    codec: CodecOption,
+    text: Annotated[list[Path], typer.Option(help="A text or JSONL file to measure on, several allowed.")],
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(min=1024, help="Tokens to calibrate on, several allowed; default: 1024 to 65536."),
+    ] = None,
+    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
+    continuation: Annotated[
+        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
+    ] = 128,
+    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 8,
+    threads: ThreadsOption = 1,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG or SVG.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show what calibration tokens buy: divergence at equal bytes by budget, and how many tokens do.
+
+    Profiles are kept; killed and started again, the command goes on where it was.
+    """
+    from kvtcd.lab import budget as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        model=model, codecs=codec, files=text, budgets=tokens or lab.BUDGETS, context=context,
+        continuation=continuation, per_file=windows, threads=threads, json=json, plot=plot,
+    )  # fmt: skip
+
+
 @app.command("tasks")
 def tasks(
     *,

@@ -30,6 +30,8 @@ divergence with 16, 32 and 64 thousand tokens, for 140, 200 and 310 seconds of o
 """
 
 _SENSITIVITY: Sensitivity = "fisher"
+_WINDOWS = 4
+"""At least so many windows are read, however few the tokens."""
 _SHORT, _FEW = 512, 2048
 """Tokens of a window, and components of a stream, where memory is scarce."""
 
@@ -96,7 +98,7 @@ def command(
         write_json(json, "calibrate", found)
 
 
-def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
+def profile_for(loaded: LoadedModel, phases: Phases | None = None, *, tokens: int = RECIPE_TOKENS) -> Path:
     """Return the profile of a model by the built-in recipe: calibrated once, then found in the cache folder.
 
     The file is named by its digest and alone in its folder, which can serve a daemon as it is.
@@ -104,24 +106,27 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None) -> Path:
     Args:
         loaded: the model.
         phases: shows and times the minutes that a first use takes.
+        tokens: to read, in windows that leave at least `_WINDOWS` of them.
 
     Raises:
         UnsupportedCache, UnsupportedRope: the model cannot be calibrated.
+        ConfigError: the recipe has fewer tokens.
     """
+    window = min(WINDOW, tokens // _WINDOWS)
     identity, recipe = models.identity(loaded), texts.recipe()
     made_of = [
         __version__,
         identity.weights,
         [_SENSITIVITY, repr(EXPONENT)],
-        RECIPE_TOKENS,
-        WINDOW,
+        tokens,
+        window,
         SAMPLE,
         [digest_of(text) for text in recipe],
     ]
     folder = models.cache_folder() / "profiles" / name_of(made_of)
     if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
         made = calibrate(
-            loaded, identity, recipe, tokens=RECIPE_TOKENS, sensitivity=_SENSITIVITY,
+            loaded, identity, recipe, tokens=tokens, window=window, sensitivity=_SENSITIVITY,
             checkpoints=_checkpoints(), phases=phases,
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)

@@ -151,17 +151,19 @@ def test_what_was_kept_of_other_windows_is_not_used(
 def test_profile_for_calibrates_once(
     loaded: LoadedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "RECIPE_TOKENS", 3 * 64)
     monkeypatch.setattr(module.texts, "recipe", lambda: list(TEXTS[:1]))
     monkeypatch.setattr(models, "identity", lambda loaded: IDENTITY(loaded, Dtype.F32))
-    windowed = lambda *a, **k: calibration.calibrate(*a, **k, window=64)  # noqa: E731 - one word of difference
-    monkeypatch.setattr(module, "calibrate", windowed)
-    path = profile_for(loaded)
+    path = profile_for(loaded, tokens=4 * 64)
     assert path.parent.parent == cache / "profiles"
-    assert path.stem == load(path).digest.hex()
+    profile = load(path)
+    assert path.stem == profile.digest.hex()
+    assert profile.origin.tokens == 3 * (64 - gather.SINKS)  # of four windows, however few the tokens
     assert [other.name for other in path.parent.iterdir()] == [path.name]
+    other = profile_for(loaded, tokens=8 * 64)
+    assert other.parent != path.parent
     monkeypatch.setattr(module, "calibrate", None)
-    assert profile_for(loaded) == path
+    assert profile_for(loaded, tokens=4 * 64) == path
+    assert profile_for(loaded, tokens=8 * 64) == other
 
 
 @pytest.fixture

@@ -1,0 +1,204 @@
+"""`kvtcd eval budget`: what calibration tokens buy, in divergence at fixed bytes.
+
+For each budget the built-in recipe is calibrated, or its profile found in the cache folder: killed and
+started again, the command goes on with the window it was at. All profiles then see the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from kvtcd.codec.choose import NamespaceCodec
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.identity import Identity
+from kvtcd.lab import evaluate, models, texts
+from kvtcd.lab.budget_points import Advice, Dimension, Pair, Row, advise, dimensions, rows
+from kvtcd.lab.calibrate import profile_for
+from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.evaluate import SINKS, WINDOW, Measured
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Advance, Phases
+from kvtcd.lab.rd import Document, cut
+from kvtcd.lab.rd_report import bounds, fraction
+
+BUDGETS = tuple(1024 << n for n in range(7))
+"""Tokens of calibration that are compared: 1,024 to 65,536."""
+_NEXT = 2**0.5
+"""Between the two stands of a dial that has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the command finds out; `skipped` says which codec cannot be had at which budget, and why."""
+
+    model: str
+    files: tuple[str, ...]
+    context: int
+    continuation: int
+    documents: int
+    rows: tuple[Row, ...]
+    recommended: tuple[Advice, ...]
+    skipped: tuple[str, ...]
+
+
+def command(
+    *,
+    model: str,
+    codecs: Sequence[str],
+    files: Sequence[Path],
+    budgets: Sequence[int],
+    context: int,
+    continuation: int,
+    per_file: int,
+    threads: int,
+    json: Path | None,
+    plot: Path | None,
+) -> None:
+    """Calibrate with each budget, measure, show a table and what it comes to, and write figures if asked.
+
+    Raises:
+        ConfigError: a codec or text that cannot be used, or more tokens than the recipe has.
+        Unavailable: the model or scipy cannot be had, or matplotlib for a plot.
+        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+    """
+    specs = [_with_ratio(codec) for codec in codecs]
+    sources = texts.read(files)
+    torch.set_num_threads(threads)
+    console = Console()
+    with Progress(console=console) as progress:
+        phases = Phases(progress)
+        loaded = models.load(models.resolve(model, progress))
+        identity = models.identity(loaded)
+        documents = cut(loaded, sources, context, continuation, per_file)
+        made = {tokens: profile_for(loaded, phases, tokens=tokens) for tokens in sorted(set(budgets))}
+        pairs: dict[tuple[int, Spec], Pair] = {}
+        found: dict[tuple[int, Spec], Mapping[str, Dimension]] = {}
+        skipped = []
+        for tokens, path in made.items():
+            source = ProfileSource(path, identity)
+            profile = source.find(identity)
+            assert profile, "its path was given"
+            for spec in specs:
+                try:
+                    codec = open_codecs(
+                        identity, [spec, _beside(spec, source.ratios)], source, sinks=SINKS, window=WINDOW
+                    )
+                except ConfigError as reason:
+                    skipped.append(f"{tokens:,} tokens: {reason}")
+                    continue
+                with phases.bar(f"{tokens:,} tokens, {spec}", len(documents)) as advance:
+                    pairs[tokens, spec] = measure(
+                        loaded, identity, documents, context, codecs=list(codec.values()), advance=advance
+                    )
+                found[tokens, spec] = dimensions(profile, spec)
+    compared = rows(pairs, found, [document.file for document in documents])
+    figures = Figures(
+        model=loaded.folder.name,
+        files=tuple(source.name for source in sources),
+        context=context,
+        continuation=continuation,
+        documents=len(documents),
+        rows=tuple(compared),
+        recommended=tuple(advise(compared)),
+        skipped=tuple(skipped),
+    )
+    show(console, figures)
+    if plot:
+        from kvtcd.lab.budget_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(figures, plot)
+    if json:
+        write_json(json, "eval budget", asdict(figures))
+
+
+def measure(
+    loaded: LoadedModel,
+    identity: Identity,
+    documents: Sequence[Document],
+    context: int,
+    *,
+    codecs: Sequence[NamespaceCodec],
+    advance: Advance,
+) -> Pair:
+    """Take every document through one codec at two stands of its dial."""
+    stands: list[list[Measured]] = [[] for _ in codecs]
+    for number, document in enumerate(documents):
+        read = evaluate.read(loaded, identity, document.tokens, context)
+        for row, codec in zip(stands, codecs, strict=True):
+            row.append(evaluate.measure(loaded, identity, read, codec.encoder, codec.decoder))
+        advance(number + 1)
+    return Pair.of(stands)
+
+
+def show(console: Console, figures: Figures) -> None:
+    """Print what each budget comes to, and how many tokens do."""
+    console.print(
+        f"{figures.model}: {figures.documents} documents of {figures.context:,} + "
+        f"{figures.continuation:,} tokens"
+    )
+    for advice in figures.recommended:
+        own = [row for row in figures.rows if (row.codec, row.dial) == (advice.codec, advice.dial)]
+        console.print(_table(own))
+    console.print(
+        "KL at equal bytes, those of the largest budget; times: that of the largest. coded: components; "
+        "dim.: participation ratio of their variances."
+    )
+    for reason in figures.skipped:
+        console.print(f"Left out: {reason}", highlight=False)
+    for advice in figures.recommended:
+        console.print(_words(advice, figures.rows))
+
+
+def _table(own: Sequence[Row]) -> Table:
+    """Return the rows of one codec."""
+    streams = " ".join(own[0].dimension)
+    title = f"{own[0].codec}:{own[0].dial:g} at ratio {own[0].ratio:.1f}"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("tokens", "KL", "95 %", "times", "95 %", f"coded {streams}", f"dim. {streams}"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in own:
+        found = row.dimension.values()
+        table.add_row(
+            f"{row.tokens:,}", fraction(row.kl, 4), bounds(row.kl_lo, row.kl_hi, 4),
+            f"{row.times:.2f}", bounds(row.times_lo, row.times_hi, 2),
+            " ".join(f"{each.coded:,}" for each in found),
+            " ".join(f"{each.participation:.0f}" for each in found),
+        )  # fmt: skip
+    return table
+
+
+def _words(advice: Advice, found: Sequence[Row]) -> str:
+    own = {row.tokens: row for row in found if (row.codec, row.dial) == (advice.codec, advice.dial)}
+    name, chosen, largest = f"{advice.codec}:{advice.dial:g}", own[advice.tokens], own[max(own)]
+    if chosen is largest:
+        return f"{name}: more tokens still help; no smaller budget comes near {largest.tokens:,}."
+    return (
+        f"{name}: {chosen.tokens:,} tokens do. KL {fraction(chosen.kl, 4)} at ratio {chosen.ratio:.1f} is "
+        f"within the interval of {largest.tokens:,} tokens, {bounds(largest.kl_lo, largest.kl_hi, 4)}."
+    )
+
+
+def _with_ratio(text: str) -> Spec:
+    """Read a codec that has bytes to fix."""
+    spec = Spec.parse(text)
+    if spec.dial is None or spec.dial < 1:
+        raise ConfigError("--codec", "", f"{text!r}: budgets are compared at a ratio, for instance kvtc2:32")
+    return spec
+
+
+def _beside(spec: Spec, planned: Sequence[int]) -> Spec:
+    """Return the other stand: the next plan above, or the last but one; else half an octave further."""
+    assert spec.dial is not None, "`_with_ratio` looked"
+    if spec.name != "kvtc":
+        return Spec(spec.name, round(spec.dial * _NEXT, 1))
+    above = [ratio for ratio in planned if ratio > spec.dial]
+    return Spec(spec.name, above[0] if above else max(ratio for ratio in planned if ratio < spec.dial))
