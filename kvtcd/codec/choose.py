@@ -16,6 +16,7 @@ from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
+from kvtcd.codec.pages import PagedDecoder, PagedEncoder, page_map
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
@@ -168,9 +169,12 @@ def codec_for(
     """
     layout, rope = identity.layout, identity.rope
     device = accelerator.device if accelerator else torch.device("cpu")
+    pages = page_map(identity)
 
     def codec(encoder: Encoder, name: str, reason: str | None = None) -> NamespaceCodec:
         decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
+        if pages:
+            encoder, decoder = PagedEncoder(encoder, pages), PagedDecoder(decoder, pages)
         if accelerator:
             encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
         return NamespaceCodec(encoder, decoder, name, reason)
@@ -181,7 +185,7 @@ def codec_for(
     if choice.name == _LOSSLESS:
         return losslessly()
 
-    if identity.page_format != "canonical":
+    if identity.page_format != "canonical" and pages is None:
         return losslessly(f"page format {identity.page_format} has no map to the canonical one")
     profile = profiles.find(identity) if DIALS[choice.name].calibrated else None
     if profile is None and DIALS[choice.name].calibrated:

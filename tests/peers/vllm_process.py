@@ -43,7 +43,7 @@ def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "spec_name": "CpuTieringSpec",
-            "spec_module_path": "cpu_tiering",
+            "spec_module_path": "vllm_cpu_tiering",
             "cpu_bytes_to_use": cpu_bytes,
             "block_size": chunk,
             "secondary_tiers": tiers,
@@ -100,7 +100,7 @@ def counters(llm):
     found = {}
     for metric in llm.get_metrics():
         if "kv_offload" in metric.name or "kvtcd" in metric.name:
-            label = metric.labels.get("tier") or metric.labels.get("why") or ""
+            label = metric.labels.get("tier") or metric.labels.get("what") or ""
             found[f"{metric.name}:{label}"] = getattr(metric, "value", None)
     return found
 

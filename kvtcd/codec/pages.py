@@ -1,0 +1,122 @@
+"""Engines' pages as index maps: from their order to that of `core.layout` and back, bytes unchanged.
+
+A namespace names its page format in its identity. One that is not here is stored losslessly, byte for byte.
+
+``vllm-cpu-vec:N`` is vLLM on a CPU without matrix tiles: layers, blocks of N tokens, heads, then the keys of
+the block as ``[D, N]`` and its values as ``[N, D]``. (Compared with caches of transformers, value by value.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
+from kvtcd.codec.sections import Scratch
+from kvtcd.core.blob import Blob
+from kvtcd.core.errors import BlockMismatch
+from kvtcd.core.identity import Identity
+from kvtcd.core.layout import Layout
+
+_VEC = re.compile(r"vllm-cpu-vec:([1-9][0-9]{0,3})")
+_ELEMENT = {2: torch.int16, 4: torch.int32}
+
+
+@dataclass(frozen=True, slots=True)
+class PageMap:
+    """Pages of `tokens` tokens each, of a layout with keys and values.
+
+    Raises:
+        BlockMismatch: a block is not whole pages, or has another length than its layout.
+    """
+
+    layout: Layout
+    tokens: int
+
+    def to_canonical(self, pages: Tensor, tokens: int) -> Tensor:
+        """Return a block in the order of `core.layout`, flat uint8 like `pages`."""
+        canonical = torch.empty_like(pages)
+        for there, here in self._pairs(pages, canonical, tokens):
+            here.copy_(there)
+        return canonical
+
+    def to_pages(self, canonical: Tensor, tokens: int, out: Tensor) -> None:
+        """Write a block into `out` in the engine's order."""
+        for there, here in self._pairs(out, canonical, tokens):
+            there.copy_(here)
+
+    def _pairs(self, pages: Tensor, canonical: Tensor, tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield views ``[L, B, N, H, D]`` of each stream's elements, in pages and in the canonical block."""
+        blocks, rest = divmod(tokens, self.tokens)
+        if rest or pages.numel() != self.layout.nbytes(tokens):
+            raise BlockMismatch(
+                "bytes", f"whole pages of {self.tokens} tokens", f"{pages.numel()} of {tokens}"
+            )
+        layers, element = self.layout.layers, _ELEMENT[self.layout.dtype.itemsize]
+        keys, values = self.layout.streams
+        heads = keys.heads
+        page = pages.view(element).view(
+            layers, blocks, heads, self.tokens * (keys.head_dim + values.head_dim)
+        )
+        cut = self.tokens * keys.head_dim
+        there = (
+            page[..., :cut].unflatten(-1, (keys.head_dim, self.tokens)).permute(0, 1, 4, 2, 3),
+            page[..., cut:].unflatten(-1, (self.tokens, values.head_dim)).permute(0, 1, 3, 2, 4),
+        )
+        for (stream, offset, nbytes), view in zip(self.layout.spans(tokens), there, strict=True):
+            here = canonical[offset : offset + nbytes].view(element)
+            yield view, here.view(layers, blocks, self.tokens, heads, stream.head_dim)
+
+
+def page_map(identity: Identity) -> PageMap | None:
+    """Return the map of a namespace's page format; None where it has none, or needs none."""
+    streams = identity.layout.streams
+    named = _VEC.fullmatch(identity.page_format)
+    if named is None or [s.name for s in streams] != ["k", "v"] or streams[0].heads != streams[1].heads:
+        return None
+    return PageMap(identity.layout, int(named[1]))
+
+
+class PagedEncoder(Encoder):
+    """Encodes pages with an encoder of canonical blocks."""
+
+    def __init__(self, encoder: Encoder, pages: PageMap) -> None:
+        self._encoder, self._pages = encoder, pages
+
+    def analyze(
+        self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
+    ) -> Symbols:
+        """Put a block in order and turn it into symbols; see `Encoder`."""
+        return self._encoder.analyze(
+            self._pages.to_canonical(raw, tokens),
+            tokens=tokens, first_token=first_token, after=after, scratch=scratch,
+        )  # fmt: skip
+
+    def deflate(self, symbols: Symbols) -> Encoded:
+        """Write a blob; see `Encoder`."""
+        return self._encoder.deflate(symbols)
+
+
+class PagedDecoder(BlobDecoder):
+    """Decodes into pages with a decoder of canonical blocks."""
+
+    def __init__(self, decoder: BlobDecoder, pages: PageMap) -> None:
+        self._decoder, self._pages = decoder, pages
+
+    def check(self, blob: Blob) -> None:
+        """Compare a blob with layout and profile; see `BlobDecoder`."""
+        self._decoder.check(blob)
+
+    def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
+        """Check a blob and read its symbols; see `BlobDecoder`."""
+        return self._decoder.inflate(blob, scratch)
+
+    def synthesize(self, symbols: Symbols, out: Tensor) -> None:
+        """Decode a block and put it in the engine's order; see `BlobDecoder`."""
+        canonical = torch.empty_like(out)
+        self._decoder.synthesize(symbols, canonical)
+        self._pages.to_pages(canonical, symbols.header.tokens, out)

@@ -1,0 +1,94 @@
+"""Drives `vllm_process` from a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+PROCESS = Path(__file__).parent / "vllm_process.py"
+START_S, ANSWER_S = 240.0, 120.0
+BLOCK, CHUNK = 32, 64
+
+
+class Engine:
+    """One life of a vLLM engine whose only secondary tier is ours.
+
+    Args:
+        model: its folder.
+        socket: of the daemon.
+        log: where vLLM writes.
+        tier: more of the tier's JSON.
+        chunk: tokens of a chunk.
+        engine: further arguments of `vllm.LLM`.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        socket: Path,
+        log: Path,
+        *,
+        dtype: str = "float32",
+        chunk: int = CHUNK,
+        tier: dict[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        ours = {"type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": str(socket)}
+        self._settings = {
+            "model": str(model), "dtype": dtype, "block_size": BLOCK, "chunk": chunk, "cpu_bytes": 64 << 20,
+            "tiers": [ours | (tier or {})],
+        } | engine  # fmt: skip
+        self._log = log
+
+    def __enter__(self) -> Self:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        self._say(self._settings, START_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.stdin.close()
+        try:
+            code = self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise
+        finally:
+            self._process.stdout.close()
+        assert code == 0, self._tail()
+
+    def _say(self, command: dict[str, Any], seconds: float) -> Any:
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        answer = self._process.stdout.readline() if ready else ""
+        if not answer:
+            self._process.kill()
+            raise AssertionError(f"the engine said nothing in {seconds:g} s:\n{self._tail()}")
+        return json.loads(answer)
+
+    def _tail(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
+
+    def read(self, tokens: list[int], **options: Any) -> dict[str, Any]:
+        """Let it read a prompt and go on; `cached` says how many tokens it did not compute."""
+        return self._say({"do": "generate", "prompts": [tokens], **options}, ANSWER_S)[0]
+
+    def forget(self) -> None:
+        """Empty its own caches, so that only the daemon has anything."""
+        assert self._say({"do": "forget"}, ANSWER_S)
+
+    def chunks(self) -> dict[str, float]:
+        """Return what became of chunks so far."""
+        counters = self._say({"do": "counters"}, ANSWER_S)
+        prefix = "vllm:kvtcd_chunks:"
+        return {name.removeprefix(prefix): n for name, n in counters.items() if name.startswith(prefix)}
