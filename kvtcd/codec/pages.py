@@ -59,17 +59,15 @@ class PageMap:
         layers, element = self.layout.layers, _ELEMENT[self.layout.dtype.itemsize]
         keys, values = self.layout.streams
         heads = keys.heads
-        page = pages.view(element).view(
-            layers, blocks, heads, self.tokens * (keys.head_dim + values.head_dim)
-        )
-        cut = self.tokens * keys.head_dim
+        n, dk, dv = self.tokens, keys.head_dim, values.head_dim
+        page = pages.view(element).view(layers, blocks, heads, n * (dk + dv))
         there = (
-            page[..., :cut].unflatten(-1, (keys.head_dim, self.tokens)).permute(0, 1, 4, 2, 3),
-            page[..., cut:].unflatten(-1, (self.tokens, values.head_dim)).permute(0, 1, 3, 2, 4),
+            page[..., : n * dk].view(layers, blocks, heads, dk, n).permute(0, 1, 4, 2, 3),
+            page[..., n * dk :].view(layers, blocks, heads, n, dv).permute(0, 1, 3, 2, 4),
         )
         for (stream, offset, nbytes), view in zip(self.layout.spans(tokens), there, strict=True):
             here = canonical[offset : offset + nbytes].view(element)
-            yield view, here.view(layers, blocks, self.tokens, heads, stream.head_dim)
+            yield view, here.view(layers, blocks, n, heads, stream.head_dim)
 
 
 def page_map(identity: Identity) -> PageMap | None:
