@@ -106,7 +106,7 @@ def _listeners(config: Config, handed: list[tuple[str, socket.socket]]) -> list[
     every = [listeners.adopt(name, found) for name, found in handed]
     names = {name for name, _ in handed}
     if listeners.DATA not in names:
-        every.append(listeners.bind(config.daemon.socket))
+        every += listeners.bind_both(config.daemon.socket)
     if listeners.TCP not in names and config.tcp.address:
         every.append(listeners.bind_tcp(*config.tcp.address))
     return every

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, policies
-from kvtcd.api.auth import identify
+from kvtcd.api.auth import identify, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.listeners import Listener
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import problems
-from kvtcd.api.state import AUTHENTICATE, IN_FLIGHT, LIMITS, OPERATIONS, RELOAD, SERVICE, TRAFFIC
+from kvtcd.api.regions import Regions
+from kvtcd.api.side import SideSocket
+from kvtcd.api.state import (
+    AUTHENTICATE,
+    IN_FLIGHT,
+    LIMITS,
+    OPERATIONS,
+    PEER,
+    REGIONS,
+    RELOAD,
+    SERVICE,
+    TRAFFIC,
+)
 from kvtcd.core.access import Caller
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.engine.service import Service
@@ -66,6 +79,7 @@ def create_app(
     *,
     reload: Callable[[], Awaitable[None]],
     authenticate: Callable[[web.Request], Caller],
+    identify_peer: Callable[[socket.socket], Caller] = peer,
 ) -> web.Application:
     """Return the application.
 
@@ -74,6 +88,7 @@ def create_app(
         limits: its bounds.
         reload: reads the policy files anew; raises `ConfigError` and changes nothing if one is wrong.
         authenticate: returns the caller of a request, or raises an `HTTPException`.
+        identify_peer: returns the caller at the other end of a side socket.
     """
     app = web.Application(middlewares=[problems, guard, identify])
     app[SERVICE] = service
@@ -83,14 +98,21 @@ def create_app(
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)
     app[OPERATIONS] = Operations(limits.operations)
+    app[REGIONS] = Regions(limits.regions, limits.region_bytes)
+    app[PEER] = identify_peer
     for method, path, handler in _ROUTES:
         app.router.add_route(method, path, handler, expect_handler=expect_later)
     app.on_shutdown.append(_end_operations)
+    app.on_cleanup.append(_end_copies)
     return app
 
 
 async def _end_operations(app: web.Application) -> None:
     await app[OPERATIONS].close()
+
+
+async def _end_copies(app: web.Application) -> None:
+    await app[REGIONS].close()
 
 
 class Runner(web.AppRunner):
@@ -108,6 +130,7 @@ class Runner(web.AppRunner):
             read_bufsize=READ_BUFFER,
             shutdown_timeout=CUT_S,
         )
+        self.side_sockets: list[SideSocket] = []
 
     async def cleanup(self) -> None:
         """Accept no more connections, let requests end for `Limits.shutdown_s`, then cut the rest."""
@@ -117,6 +140,8 @@ class Runner(web.AppRunner):
         self.app[SERVICE].feeds.close()  # streams without an end of their own
         # aiohttp's own cleanup throws away what arrives from here on, and with it every upload under way.
         await self.app[TRAFFIC].drain(self.app[LIMITS].shutdown_s)
+        while self.side_sockets:
+            self.side_sockets.pop().close()
         await super().cleanup()
 
 
@@ -131,7 +156,10 @@ async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:
     runner = Runner(app)
     await runner.setup()
     for listener in listeners:
-        await web.SockSite(runner, listener.socket).start()
+        if listener.shares_memory:
+            runner.side_sockets.append(SideSocket(listener.socket, app[REGIONS], app[PEER], app[LIMITS]))
+        else:
+            await web.SockSite(runner, listener.socket).start()
     return runner
 
 

@@ -36,7 +36,7 @@ def authenticate(tokens: Sequence[Token]) -> Callable[[web.Request], Caller]:
         transport = request.transport
         connection = transport.get_extra_info("socket") if transport else None
         if connection is not None and connection.family == socket.AF_UNIX:
-            return _peer(connection)
+            return peer(connection)
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         known = bearer(tokens, token.strip().encode("utf-8", "surrogateescape"))
         if known is None or scheme.lower() != "bearer":
@@ -46,7 +46,7 @@ def authenticate(tokens: Sequence[Token]) -> Callable[[web.Request], Caller]:
     return caller
 
 
-def _peer(connection: socket.socket) -> Caller:
+def peer(connection: socket.socket) -> Caller:
     """Return the tenant ``uid:<n>``; the daemon's own user and root may change what holds for all.
 
     The uid is that of the time of connecting. The pid is not looked at: it may have been given away again.

@@ -6,10 +6,12 @@ from aiohttp import web
 
 from kvtcd.api.bodies import OCTETS, declared, json_response, receive, require_type, send
 from kvtcd.api.parameters import Deadline, Target, refuse_if_stopping, wants_durable
-from kvtcd.api.state import IN_FLIGHT, LIMITS, SERVICE
+from kvtcd.api.regions import Part
+from kvtcd.api.state import IN_FLIGHT, LIMITS, REGIONS, SERVICE
 from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.keys import parse_key
-from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead
+from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead, Found
+from kvtcd.core.regions import Landed, Placed
 
 
 async def put(request: web.Request) -> web.Response:
@@ -18,16 +20,26 @@ async def put(request: web.Request) -> web.Response:
     target, limits = Target.of(request), request.app[LIMITS]
     if len(request.query) != len(set(request.query)):
         raise BadRequest("query", "a parameter is given twice")
-    head = BlockHead.from_query(request.match_info["key"], request.query)
+    placed = Placed.from_query(request.query)
+    query = {name: value for name, value in request.query.items() if not placed or name not in Placed.FIELDS}
+    head = BlockHead.from_query(request.match_info["key"], query)
     require_type(request, OCTETS)
     nbytes = declared(request, "block", limits.block_bytes)
     durable = wants_durable(request)
+    part: Part | None = None
+    if placed:
+        if nbytes:
+            raise BadRequest("body", "must be empty: the bytes are in the region")
+        part = request.app[REGIONS].part(target.tenant, placed.region, placed.span)
+        nbytes = placed.span.length
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
         async with request.app[SERVICE].blocks.batch(
             target.namespace, target.salt, target.deadline, durable=durable
         ) as batch:
             slot = await batch.reserve(head, nbytes)
-            if slot is not None:
+            if slot is not None and part is not None:
+                await part.copy(slot.write)
+            elif slot is not None:
                 async for piece in receive(request):
                     slot.write(memoryview(piece))
             (result,) = await batch.commit()
@@ -39,11 +51,16 @@ async def put(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.StreamResponse:
-    """``GET …/blocks/{key}``: the raw bytes."""
+    """``GET …/blocks/{key}``: the raw bytes, in the body or in a region."""
     target, limits = Target.of(request), request.app[LIMITS]
     key = parse_key(request.match_info["key"])
+    placed = Placed.from_query(request.query)
+    part = request.app[REGIONS].part(target.tenant, placed.region, placed.span) if placed else None
     async with request.app[SERVICE].blocks.read(target.namespace, key, target.salt, target.deadline) as lease:
         with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
+            if part is not None:
+                await part.copy(lease.copy_to)
+                return json_response(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes).to_json())
             response = web.StreamResponse(
                 headers={
                     "Content-Length": str(lease.nbytes),

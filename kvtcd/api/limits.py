@@ -27,6 +27,8 @@ class Limits:
         token_bytes: bytes of a body of token ids.
         in_flight: bytes of the host tier that all clients hold at once; see `InFlight`.
         tenant_in_flight: the same for one tenant.
+        regions: regions of memory that one tenant shares with the daemon.
+        region_bytes: their size together.
         operations: operations of one tenant that are remembered or run.
         stall_s: seconds without progress of a body, in or out, before its connection is closed.
         rate: bytes a second that a body must come in with on average, once `grace_s` were spent waiting.
@@ -45,6 +47,8 @@ class Limits:
     token_bytes: int = 4 << 20
     in_flight: int = 1 << 30
     tenant_in_flight: int = 512 << 20
+    regions: int = 64
+    region_bytes: int = 4 << 30
     operations: int = 64
     stall_s: float = 10.0
     rate: float = 64 << 10

@@ -1,4 +1,7 @@
-"""What connections come in by: a Unix socket that is bound here, or one that a service manager hands over."""
+"""What connections come in by: Unix sockets that are bound here, or that a service manager hands over.
+
+Requests come on a stream; memory to share comes on a ``SOCK_SEQPACKET`` beside it (`api/side.py`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
+from kvtcd.core.regions import side_socket
 
 DATA, TCP = "data", "tcp"
-"""``FileDescriptorName`` of the Unix socket, and of that for TCP."""
+"""``FileDescriptorName`` of the Unix sockets, and of that for TCP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Listener:
             if self.path and self.path.stat().st_ino == self.inode:
                 self.path.unlink()
 
+    @property
+    def shares_memory(self) -> bool:
+        """Tell whether it is the side socket."""
+        return self.socket.type == socket.SOCK_SEQPACKET
+
     def __str__(self) -> str:
         return str(self.socket.getsockname())
 
@@ -57,7 +66,7 @@ def adopt(name: str, found: socket.socket) -> Listener:
     raise ConfigError("socket activation", str(address), why)
 
 
-def bind(path: Path) -> Listener:
+def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:
     """Bind a Unix socket that owner and group may use.
 
     A socket left behind by a daemon that was killed is replaced.
@@ -66,8 +75,8 @@ def bind(path: Path) -> Listener:
         AlreadyRunning: somebody listens there.
         ConfigError: there is something else than a socket.
     """
-    _remove_stale(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    _remove_stale(path, kind)
+    listener = socket.socket(socket.AF_UNIX, kind)
     # Set round the bind: a chmod after it would leave a moment in which everybody may connect.
     before = os.umask(0o117)
     try:
@@ -100,14 +109,29 @@ def bind_tcp(host: str, port: int) -> Listener:
     return Listener(listener)
 
 
-def _remove_stale(path: Path) -> None:
+def bind_both(path: Path) -> list[Listener]:
+    """Bind the socket of the API and the side socket beside it.
+
+    Raises:
+        AlreadyRunning, ConfigError: see `bind`.
+    """
+    data = bind(path)
+    try:
+        return [data, bind(Path(side_socket(str(path))), socket.SOCK_SEQPACKET)]
+    except BaseException:
+        data.socket.close()
+        data.remove()
+        raise
+
+
+def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigError(path, "socket", "is taken by something that is not a socket")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:

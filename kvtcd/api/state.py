@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
+from kvtcd.api.regions import Regions
 from kvtcd.core.access import Caller, Scope
 from kvtcd.engine.service import Service
 
@@ -16,7 +18,9 @@ LIMITS = web.AppKey("limits", Limits)
 IN_FLIGHT = web.AppKey("in_flight", InFlight)
 TRAFFIC = web.AppKey("traffic", Traffic)
 OPERATIONS = web.AppKey("operations", Operations)
+REGIONS = web.AppKey("regions", Regions)
 AUTHENTICATE: web.AppKey[Callable[[web.Request], Caller]] = web.AppKey("authenticate")
+PEER: web.AppKey[Callable[[socket.socket], Caller]] = web.AppKey("peer")
 RELOAD: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("reload")
 
 TENANT = web.RequestKey("tenant", str)

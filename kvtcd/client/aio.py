@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
-from kvtcd.client.call import Buffer, Options, room
+from kvtcd.client.call import Buffer, Options, flat, room
+from kvtcd.client.groups import groups
+from kvtcd.client.regions import in_region
 from kvtcd.core import wire
-from kvtcd.core.errors import NotFound
-from kvtcd.core.identity import Identity
+from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.matches import LeaseInfo, Matches
-from kvtcd.core.messages import BlockHead, BlockResult, Found, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockResult, Found
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
+from kvtcd.core.regions import RegionGet, RegionPut
+
+T = TypeVar("T")
 
 
 class AsyncClient(AsyncDaemonClient):
@@ -33,24 +38,6 @@ class AsyncClient(AsyncDaemonClient):
                 async for key, data in client.get_many("demo", keys):
                     ...
     """
-
-    async def register(
-        self, name: str, identity: Identity, *, deadline: float | None = None
-    ) -> NamespaceInfo:
-        """Register a namespace; once more with the same identity changes nothing."""
-        return await self._run(endpoints.register(name, identity, Options(deadline=deadline)))
-
-    async def namespace(self, name: str) -> NamespaceInfo:
-        """Describe a namespace."""
-        return await self._run(endpoints.namespace(name))
-
-    async def namespaces(self) -> tuple[NamespaceInfo, ...]:
-        """Describe all namespaces of the caller."""
-        return await self._run(endpoints.namespaces())
-
-    async def purge(self, name: str, *, deadline: float | None = None) -> int:
-        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
-        return await self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     async def match(
         self,
@@ -118,7 +105,12 @@ class AsyncClient(AsyncDaemonClient):
         deadline: float | None = None,
     ) -> BlockResult:
         """Store a block of raw bytes; with `durable`, return once it is on disk."""
-        return await self._run(endpoints.put(name, block, data, Options(salt, deadline), durable=durable))
+        options = Options(salt, deadline)
+        if loan := await self._lend([data]):
+            call = endpoints.put(name, block, loan.only(), options, durable=durable)
+            if (stored := await self._on_loan(loan, call)) is not None:
+                return stored
+        return await self._run(endpoints.put(name, block, data, options, durable=durable))
 
     async def put_many(
         self,
@@ -131,10 +123,21 @@ class AsyncClient(AsyncDaemonClient):
     ) -> tuple[BlockResult, ...]:
         """Store blocks; without parents of their own they continue each other in order. A result for each."""
         results: list[BlockResult] = []
-        for group in endpoints.groups(blocks):
-            call = endpoints.put_group(name, group, Options(salt, deadline), durable=durable)
-            results += await self._run(call)
+        for group in groups(blocks):
+            results += await self._put_group(name, group, Options(salt, deadline), durable=durable)
         return tuple(results)
+
+    async def _put_group(
+        self, name: str, group: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
+    ) -> tuple[BlockResult, ...]:
+        if loan := await self._lend([data for _, data in group]):
+            asked = RegionPut(
+                loan.name, [(head, span) for (head, _), span in zip(group, loan.spans, strict=True)]
+            )
+            call = endpoints.put_many_placed(name, asked, options, durable=durable)
+            if (results := await self._on_loan(loan, call)) is not None:
+                return results
+        return await self._run(endpoints.put_group(name, group, options, durable=durable))
 
     async def get(
         self,
@@ -146,7 +149,12 @@ class AsyncClient(AsyncDaemonClient):
         deadline: float | None = None,
     ) -> memoryview:
         """Return the raw bytes of a block, in `out` if given: a buffer that is used again saves much time."""
-        call = endpoints.get(name, key, Options(salt, deadline))
+        options = Options(salt, deadline)
+        if out is not None and (loan := await self._lend([out])):
+            landed = await self._on_loan(loan, endpoints.get_placed(name, key, loan.only(), options))
+            if landed is not None:
+                return flat(out)[: landed.nbytes]
+        call = endpoints.get(name, key, options)
         async with self._exchange(call) as answer:
             if answer.status >= 400:
                 call.answer(answer.status, await answer.read())
@@ -158,20 +166,36 @@ class AsyncClient(AsyncDaemonClient):
             return view
 
     async def get_many(
-        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        out: Sequence[bytearray | memoryview] | None = None,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> AsyncIterator[tuple[EngineKey, memoryview | None]]:
         """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
-        call = endpoints.get_many(name, keys, Options(salt, deadline))
+        keys, options = list(keys), Options(salt, deadline)
+        if out is not None and len(out) != len(keys):
+            raise BadRequest("out", f"has {len(out)} buffers for {len(keys)} keys")
+        if out and (loan := await self._lend(out)):
+            asked = RegionGet(loan.name, list(zip(endpoints.checked(keys), loan.spans, strict=True)))
+            landed = await self._on_loan(loan, endpoints.get_many_placed(name, asked, options))
+            if landed is not None:
+                for item in in_region(landed, out):
+                    yield item
+                return
+        call = endpoints.get_many(name, keys, options)
         async with self._exchange(call) as answer:
             if answer.status >= 400:
                 call.answer(answer.status, await answer.read())
-            parser = wire.FrameParser(endpoints.MAX_FRAME)
+            parser, buffers = wire.FrameParser(endpoints.MAX_FRAME), iter(out or ())
             found, view, filled = None, memoryview(b""), 0
             while piece := await answer.content.readany():
                 for part in parser.feed(piece):
                     if isinstance(part, wire.Head):
                         found = Found.from_json(part.header)
-                        view, filled = memoryview(bytearray(part.nbytes)), 0
+                        view, filled = room(part.nbytes, next(buffers, None)), 0
                         if found.tier is None:
                             yield found.key, None
                     else:

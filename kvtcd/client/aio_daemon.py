@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +14,12 @@ from yarl import URL
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Call, Options, pauses
+from kvtcd.client.call import Buffer, Call, Options, pauses
 from kvtcd.client.connections import GRACE_S, PIECE
+from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import DeadlineExceeded, ServerError, Unavailable
-from kvtcd.core.messages import Info
+from kvtcd.core.identity import Identity
+from kvtcd.core.messages import Info, NamespaceInfo
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
 
@@ -39,6 +41,7 @@ class AsyncDaemonClient:
     ) -> None:
         self.address = Address.of(address, token)
         self._timeout = timeout
+        self._regions = Regions()
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -50,7 +53,8 @@ class AsyncDaemonClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections. The client can still be used."""
+        """Close all connections, and share no memory any more. The client can still be used."""
+        self._regions.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -105,6 +109,21 @@ class AsyncDaemonClient:
         async with self._exchange(call) as answer:
             return call.answer(answer.status, await answer.read())
 
+    async def region(self, nbytes: int) -> Region:
+        """Return memory for blocks that the daemon maps too, if it can: what lies in it need not be sent."""
+        return self._regions.add(await asyncio.to_thread(Region, self.address, nbytes))
+
+    async def _lend(self, parts: Sequence[Buffer]) -> Loan | None:
+        return await asyncio.to_thread(self._regions.lend, parts) if self._regions else None
+
+    async def _on_loan(self, loan: Loan, call: Call[T]) -> T | None:
+        try:
+            return await self._run(call)
+        except BaseException as error:
+            if await asyncio.shield(asyncio.to_thread(loan.broken_off, error)):
+                return None
+            raise
+
     async def info(self) -> Info:
         """Return versions and boot id."""
         return await self._run(endpoints.info())
@@ -115,6 +134,24 @@ class AsyncDaemonClient:
             return await self._run(endpoints.ready())
         except (Unavailable, ServerError):
             return False
+
+    async def register(
+        self, name: str, identity: Identity, *, deadline: float | None = None
+    ) -> NamespaceInfo:
+        """Register a namespace; once more with the same identity changes nothing."""
+        return await self._run(endpoints.register(name, identity, Options(deadline=deadline)))
+
+    async def namespace(self, name: str) -> NamespaceInfo:
+        """Describe a namespace."""
+        return await self._run(endpoints.namespace(name))
+
+    async def namespaces(self) -> tuple[NamespaceInfo, ...]:
+        """Describe all namespaces of the caller."""
+        return await self._run(endpoints.namespaces())
+
+    async def purge(self, name: str, *, deadline: float | None = None) -> int:
+        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
+        return await self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     async def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""

@@ -13,8 +13,10 @@ from kvtcd.client import endpoints
 from kvtcd.client.address import Address
 from kvtcd.client.call import Call, Options, pauses
 from kvtcd.client.connections import Pool
+from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import ServerError, Unavailable
-from kvtcd.core.messages import Info
+from kvtcd.core.identity import Identity
+from kvtcd.core.messages import Info, NamespaceInfo
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
 
@@ -37,6 +39,7 @@ class DaemonClient:
     ) -> None:
         self.address = Address.of(address, token)
         self._pool = Pool(self.address, timeout)
+        self._regions = Regions()
 
     def __enter__(self) -> Self:
         return self
@@ -47,12 +50,30 @@ class DaemonClient:
         self.close()
 
     def close(self) -> None:
-        """Close idle connections. The client can still be used."""
+        """Close idle connections, and share no memory any more. The client can still be used."""
         self._pool.close()
+        self._regions.close()
 
     def _run(self, call: Call[T]) -> T:
         with self._pool.exchange(call) as response:
             return call.answer(response.status, response.read())
+
+    def region(self, nbytes: int) -> Region:
+        """Return memory for blocks that the daemon maps too, if it can: what lies in it need not be sent.
+
+        Put blocks from parts of it, and read them into parts of it (`out`). Its `path` says whether it is
+        shared; where it is not, the same calls send bytes over HTTP. Close it when it is done with.
+        """
+        return self._regions.add(Region(self.address, nbytes))
+
+    def _on_loan(self, loan: Loan, call: Call[T]) -> T | None:
+        """Carry out a call on buffers in a region; None if the daemon does not know it any more."""
+        try:
+            return self._run(call)
+        except BaseException as error:
+            if loan.broken_off(error):
+                return None
+            raise
 
     def info(self) -> Info:
         """Return versions and boot id."""
@@ -64,6 +85,30 @@ class DaemonClient:
             return self._run(endpoints.ready())
         except (Unavailable, ServerError):
             return False
+
+    def register(self, name: str, identity: Identity, *, deadline: float | None = None) -> NamespaceInfo:
+        """Register a namespace; once more with the same identity changes nothing.
+
+        Raises:
+            IdentityConflict: name and identity are taken, but not together.
+        """
+        return self._run(endpoints.register(name, identity, Options(deadline=deadline)))
+
+    def namespace(self, name: str) -> NamespaceInfo:
+        """Describe a namespace.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+        """
+        return self._run(endpoints.namespace(name))
+
+    def namespaces(self) -> tuple[NamespaceInfo, ...]:
+        """Describe all namespaces of the caller."""
+        return self._run(endpoints.namespaces())
+
+    def purge(self, name: str, *, deadline: float | None = None) -> int:
+        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
+        return self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -21,14 +21,12 @@ from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, key
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
+from kvtcd.core.regions import Landed, Placed, RegionGet, RegionPut, landed_from_json
 
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
 MAX_FRAME = 1 << 40
 """Bytes of one block that a daemon may send: a bound on what is allocated for a claim."""
-GROUP_BYTES = 256 << 20
-GROUP_BLOCKS = 1024
-"""What `put_many` sends in one request at most, besides a single larger block."""
 _NAME = re.compile(NAMESPACE_NAME)
 _MAX_KEY = 64
 
@@ -135,11 +133,17 @@ def give_back(lease_id: str) -> Call[None]:
     return Call("DELETE", f"/v1/leases/{lease_id}", _nothing)
 
 
-def put(name: str, block: BlockHead, data: Buffer, options: Options, *, durable: bool) -> Call[BlockResult]:
-    """Store one block."""
-    query = "&".join(f"{field}={value}" for field, value in block.to_query().items())
+def put(
+    name: str, block: BlockHead, data: Buffer | Placed, options: Options, *, durable: bool
+) -> Call[BlockResult]:
+    """Store one block, whose bytes are given, or lie in a region."""
+    query, body = block.to_query(), memoryview(b"")
+    if isinstance(data, Placed):
+        query |= data.to_query()
+    else:
+        body = flat(data)
     return Call(
-        "PUT", f"{_block(name, block.key)}?{query}", BlockResult.from_json, (flat(data),),
+        "PUT", f"{_block(name, block.key)}?{urlencode(query)}", BlockResult.from_json, (body,),
         _put_headers(OCTETS, options, durable=durable), options.deadline,
     )  # fmt: skip
 
@@ -158,26 +162,13 @@ def put_group(
     )  # fmt: skip
 
 
-def groups(blocks: Iterable[tuple[BlockHead, Buffer]]) -> Iterator[list[tuple[BlockHead, Buffer]]]:
-    """Split a sequence of blocks into groups that one request takes.
-
-    Within a request the order is the chain; across groups it is made explicit.
-    """
-    group: list[tuple[BlockHead, Buffer]] = []
-    nbytes = 0
-    previous: EngineKey | None = None
-    for block, data in blocks:
-        size = memoryview(data).nbytes
-        if group and (nbytes + size > GROUP_BYTES or len(group) == GROUP_BLOCKS):
-            yield group
-            group, nbytes = [], 0
-            if block.parent is None and block.first_token != 0:
-                block = replace(block, parent=previous)  # noqa: PLW2901 - the same block, said in full
-        group.append((block, data))
-        nbytes += size
-        previous = block.key
-    if group:
-        yield group
+def put_many_placed(
+    name: str, asked: RegionPut, options: Options, *, durable: bool
+) -> Call[tuple[BlockResult, ...]]:
+    """Store blocks that lie in a region."""
+    headers = _put_headers(JSON, options, durable=durable)
+    body = (json.dumps(asked.to_json()).encode(),)
+    return Call("POST", f"{_namespace(name)}/blocks:put", results_from_json, body, headers, options.deadline)
 
 
 def get(name: str, key: bytes, options: Options) -> Call[None]:
@@ -185,9 +176,20 @@ def get(name: str, key: bytes, options: Options) -> Call[None]:
     return Call("GET", _block(name, key), _nothing, (), options.headers(), options.deadline)
 
 
+def get_placed(name: str, key: bytes, placed: Placed, options: Options) -> Call[Landed]:
+    """Read one block into a region."""
+    path = f"{_block(name, key)}?{urlencode(placed.to_query())}"
+    return Call("GET", path, Landed.from_json, (), options.headers(), options.deadline)
+
+
 def get_many(name: str, keys: Iterable[bytes], options: Options) -> Call[None]:
     """Read blocks; the answer is a run of frames."""
     return _json("POST", f"{_namespace(name)}/blocks:get", _keys(keys), _nothing, options)
+
+
+def get_many_placed(name: str, asked: RegionGet, options: Options) -> Call[tuple[Landed, ...]]:
+    """Read blocks into a region."""
+    return _json("POST", f"{_namespace(name)}/blocks:get", asked.to_json(), landed_from_json, options)
 
 
 def delete(name: str, key: bytes, options: Options) -> Call[None]:
@@ -245,8 +247,13 @@ def _key(key: bytes) -> EngineKey:
     return EngineKey(key)
 
 
+def checked(keys: Iterable[bytes]) -> list[EngineKey]:
+    """Return keys, once it is clear that they can be keys."""
+    return [_key(key) for key in keys]
+
+
 def _keys(keys: Iterable[bytes]) -> dict[str, object]:
-    return keys_to_json(_key(key) for key in keys)
+    return keys_to_json(checked(keys))
 
 
 def _json(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from kvtcd.client import endpoints
-from kvtcd.client.call import Buffer, Options, room
+from kvtcd.client.call import Buffer, Options, flat, room
 from kvtcd.client.daemon import DaemonClient, require_ok
+from kvtcd.client.groups import groups
+from kvtcd.client.regions import in_region
 from kvtcd.core import wire
-from kvtcd.core.errors import NotFound
+from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.fields import json_object
-from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.matches import LeaseInfo, Matches
-from kvtcd.core.messages import BlockHead, BlockResult, Found, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockResult, Found
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
+from kvtcd.core.regions import RegionGet, RegionPut
+
+T = TypeVar("T")
 
 
 class Client(DaemonClient):
@@ -40,30 +45,6 @@ class Client(DaemonClient):
                 client.put("demo", BlockHead(key, tokens=256, first_token=0), data)
                 data = client.get("demo", key)
     """
-
-    def register(self, name: str, identity: Identity, *, deadline: float | None = None) -> NamespaceInfo:
-        """Register a namespace; once more with the same identity changes nothing.
-
-        Raises:
-            IdentityConflict: name and identity are taken, but not together.
-        """
-        return self._run(endpoints.register(name, identity, Options(deadline=deadline)))
-
-    def namespace(self, name: str) -> NamespaceInfo:
-        """Describe a namespace.
-
-        Raises:
-            UnknownNamespace: there is none of that name.
-        """
-        return self._run(endpoints.namespace(name))
-
-    def namespaces(self) -> tuple[NamespaceInfo, ...]:
-        """Describe all namespaces of the caller."""
-        return self._run(endpoints.namespaces())
-
-    def purge(self, name: str, *, deadline: float | None = None) -> int:
-        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
-        return self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     def match(
         self,
@@ -141,7 +122,12 @@ class Client(DaemonClient):
             BlockMismatch: the bytes are not a block of this namespace.
             Busy: no room could be made in time.
         """
-        return self._run(endpoints.put(name, block, data, Options(salt, deadline), durable=durable))
+        options = Options(salt, deadline)
+        if loan := self._regions.lend([data]):
+            call = endpoints.put(name, block, loan.only(), options, durable=durable)
+            if (stored := self._on_loan(loan, call)) is not None:
+                return stored
+        return self._run(endpoints.put(name, block, data, options, durable=durable))
 
     def put_many(
         self,
@@ -154,10 +140,21 @@ class Client(DaemonClient):
     ) -> tuple[BlockResult, ...]:
         """Store blocks; without parents of their own they continue each other in order. A result for each."""
         results: list[BlockResult] = []
-        for group in endpoints.groups(blocks):
-            call = endpoints.put_group(name, group, Options(salt, deadline), durable=durable)
-            results += self._run(call)
+        for group in groups(blocks):
+            results += self._put_group(name, group, Options(salt, deadline), durable=durable)
         return tuple(results)
+
+    def _put_group(
+        self, name: str, group: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
+    ) -> tuple[BlockResult, ...]:
+        if loan := self._regions.lend([data for _, data in group]):
+            asked = RegionPut(
+                loan.name, [(head, span) for (head, _), span in zip(group, loan.spans, strict=True)]
+            )
+            call = endpoints.put_many_placed(name, asked, options, durable=durable)
+            if (results := self._on_loan(loan, call)) is not None:
+                return results
+        return self._run(endpoints.put_group(name, group, options, durable=durable))
 
     def get(
         self,
@@ -174,7 +171,12 @@ class Client(DaemonClient):
             NotFound: it is not there.
             BadRequest: `out` is too small.
         """
-        call = endpoints.get(name, key, Options(salt, deadline))
+        options = Options(salt, deadline)
+        if out is not None and (loan := self._regions.lend([out])):
+            landed = self._on_loan(loan, endpoints.get_placed(name, key, loan.only(), options))
+            if landed is not None:
+                return flat(out)[: landed.nbytes]
+        call = endpoints.get(name, key, options)
         with self._pool.exchange(call) as response:
             require_ok(call, response)
             nbytes = int(response.headers["Content-Length"])
@@ -183,24 +185,44 @@ class Client(DaemonClient):
             return view
 
     def get_many(
-        self, name: str, keys: Iterable[bytes], *, salt: bytes = b"", deadline: float | None = None
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        *,
+        out: Sequence[bytearray | memoryview] | None = None,
+        salt: bytes = b"",
+        deadline: float | None = None,
     ) -> Iterator[tuple[EngineKey, memoryview | None]]:
-        """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
-        call = endpoints.get_many(name, keys, Options(salt, deadline))
+        """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for.
+
+        With `out`, the bytes of each are in a buffer of its own.
+
+        Raises:
+            BadRequest: `out` has not one buffer for each key, or one is too small.
+        """
+        keys, options = list(keys), Options(salt, deadline)
+        if out is not None and len(out) != len(keys):
+            raise BadRequest("out", f"has {len(out)} buffers for {len(keys)} keys")
+        if out and (loan := self._regions.lend(out)):
+            asked = RegionGet(loan.name, list(zip(endpoints.checked(keys), loan.spans, strict=True)))
+            landed = self._on_loan(loan, endpoints.get_many_placed(name, asked, options))
+            if landed is not None:
+                yield from in_region(landed, out)
+                return
+        call = endpoints.get_many(name, keys, options)
         with self._pool.exchange(call) as response:
             require_ok(call, response)
             prefix = memoryview(bytearray(wire.PREFIX_BYTES))
+            at = 0
             while _fill(response, prefix, may_end=True):
                 header_bytes, body_bytes = wire.parse_prefix(prefix, endpoints.MAX_FRAME)
                 header = memoryview(bytearray(header_bytes))
                 _fill(response, header)
                 found = Found.from_json(json_object(bytes(header)))
-                if found.tier is None:
-                    yield found.key, None
-                    continue
-                data = memoryview(bytearray(body_bytes))
+                data = room(body_bytes, out[at] if out else None)
                 _fill(response, data)
-                yield found.key, data
+                yield found.key, data if found.tier else None
+                at += 1
 
     def delete(self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None) -> bool:
         """Remove a block from every tier; tell whether there was one.

@@ -76,6 +76,19 @@ class Lease:
             for start in range(0, piece.size, PIECE):
                 yield piece[start : start + PIECE].data
 
+    def copy_to(self, out: memoryview) -> None:
+        """Copy the bytes to the beginning of a caller's memory.
+
+        Raises:
+            BadRequest: it is too small.
+        """
+        if len(out) < self.nbytes:
+            raise BadRequest("length", f"{self.nbytes} bytes do not fit into {len(out)}")
+        at, target = 0, np.frombuffer(out, dtype=np.uint8)
+        for piece in self._pieces:
+            np.copyto(target[at : at + piece.size], piece)
+            at += piece.size
+
 
 class Batch:
     """Blocks of one request, which become readable together when it is committed.

@@ -16,13 +16,14 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import __version__
 from kvtcd.api.limits import Limits
-from kvtcd.client import AsyncClient, BlockHead, Client, endpoints
+from kvtcd.client import AsyncClient, BlockHead, Client, groups
 from kvtcd.core import errors, wire
 from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import Found
 from kvtcd.core.notices import What
 from kvtcd.core.place import Tier
 from kvtcd.core.problem import kind_of, problem
+from kvtcd.engine.sessions import Lease
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -130,7 +131,7 @@ async def test_data_of_any_shape_is_sent_as_its_bytes(client):
 
 
 async def test_put_many_and_get_many(client, daemon, monkeypatch):
-    monkeypatch.setattr(endpoints, "GROUP_BYTES", 3 * BLOCK_BYTES)
+    monkeypatch.setattr(groups, "GROUP_BYTES", 3 * BLOCK_BYTES)
     tokens = range(100, 100 + 7 * BLOCK_TOKENS + 3)
     links = list(chain(IDENTITY.digest, tokens, BLOCK_TOKENS))
     blocks = [(BlockHead(ln.key, ln.tokens, ln.first), block(n, ln.tokens)) for n, ln in enumerate(links)]
@@ -507,3 +508,103 @@ async def test_calls_that_are_not_repeated_keep_few_connections_open():
             await asyncio.to_thread(demote_often)
             async with daemon.request("GET", "/healthz") as answer:
                 assert answer.status == 200, "others find a connection"
+
+
+async def test_blocks_in_a_region_are_not_sent(client, monkeypatch):
+    region = await client.region(8 * BLOCK_BYTES)
+    assert (region.path, region.why) == ("region", "")
+    parts = [region.memory[n * BLOCK_BYTES : (n + 1) * BLOCK_BYTES] for n in range(8)]
+    monkeypatch.setattr("kvtcd.api.batches.receive", None)
+    monkeypatch.setattr("kvtcd.api.blocks.receive", None)
+    for number in range(3):
+        parts[number][:] = block(number)
+    assert (await client.put("demo", head(0), parts[0])).outcome == "stored"
+    results = await client.put_many("demo", [(head(n), parts[n]) for n in (1, 2)])
+    assert [one.outcome for one in results] == ["stored", "stored"]
+    view = await client.get("demo", key(1), out=parts[5])
+    assert view.obj is region.memory.obj
+    assert bytes(parts[5]) == bytes(view) == block(1)
+    found = [
+        (k, view if view is None else bytes(view))
+        async for k, view in client.get_many("demo", [key(2), key(9), key(0)], out=parts[5:8])
+    ]
+    assert found == [(key(2), block(2)), (key(9), None), (key(0), block(0))]
+    assert bytes(parts[5]) == block(2)
+    assert bytes(parts[7]) == block(0)
+    with pytest.raises(errors.NotFound):
+        await client.get("demo", key(9), out=parts[5])
+    with pytest.raises(errors.BadRequest):
+        await client.get("demo", key(0), out=parts[5][:-1])
+    region.close()
+
+
+async def test_buffers_outside_of_regions_and_lost_regions_go_over_http(client, daemon: Daemon):
+    region = await client.region(4 * BLOCK_BYTES)
+    part = region.memory[BLOCK_BYTES : 2 * BLOCK_BYTES]
+    part[:] = block(1)
+    own = bytearray(block(2))
+    results = await client.put_many("demo", [(head(1), part), (head(2), own)])
+    assert [one.outcome for one in results] == ["stored", "stored"]
+    buffers = [bytearray(BLOCK_BYTES), part]
+    found = [k async for k, _ in client.get_many("demo", [key(1), key(2)], out=buffers)]
+    assert found == [key(1), key(2)]
+    assert [bytes(one) for one in buffers] == [block(1), block(2)]
+
+    for side in daemon.runner.side_sockets:  # as if the daemon had been started anew
+        for connection in list(side._open):
+            side._end(connection)
+    part[:] = block(3)
+    assert (await client.put("demo", head(3), part)).outcome == "stored"
+    assert region.path == "http"
+    assert bytes(await client.get("demo", key(3), out=part)) == block(3)
+    assert region.path == "region", "it is shared again"
+    region.close()
+    assert (region.path, region.why) == ("http", "the region is closed")
+    assert bytes(await client.get("demo", key(3), out=part)) == block(3)
+    with pytest.raises(errors.BadRequest):
+        [item async for item in client.get_many("demo", [key(1)], out=[])]
+
+
+async def test_where_memory_cannot_be_shared_a_region_says_why(kind, daemon):
+    while daemon.runner.side_sockets:
+        daemon.runner.side_sockets.pop().close()
+    client = kind(str(daemon.socket))
+    await client.register("demo", IDENTITY)
+    region = await client.region(BLOCK_BYTES)
+    assert region.path == "http"
+    assert "shares no memory" in region.why
+    region.memory[:] = block(1)
+    assert (await client.put("demo", head(1), region.memory)).outcome == "stored"
+    assert bytes(await client.get("demo", key(1), out=region.memory)) == block(1)
+    await client.close()
+    far = await kind("http://127.0.0.1:9").region(BLOCK_BYTES)
+    assert "Unix socket only" in far.why
+
+
+async def test_a_call_that_is_broken_off_leaves_nobody_writing_to_its_buffers(
+    client, kind, daemon, monkeypatch
+):
+    await client.put("demo", head(1), block(1))
+    client = kind(str(daemon.socket), timeout=0.3)
+    monkeypatch.setattr("kvtcd.client.connections.GRACE_S", 0.3)
+    monkeypatch.setattr("kvtcd.client.aio_daemon.GRACE_S", 0.3)
+    region = await client.region(BLOCK_BYTES)
+    go, copy_to = threading.Event(), Lease.copy_to
+
+    def slowly(lease: Lease, out: memoryview) -> None:
+        assert go.wait(5)
+        copy_to(lease, out)
+
+    monkeypatch.setattr(Lease, "copy_to", slowly)
+    reading = asyncio.create_task(client.get("demo", key(1), out=region.memory))
+    await asyncio.sleep(1)
+    assert not reading.done(), "it has failed, but the daemon still writes"
+    go.set()
+    with pytest.raises(errors.DeadlineExceeded):
+        await reading
+    assert bytes(region.memory) == block(1)
+    monkeypatch.undo()
+    region.memory[:] = bytes(BLOCK_BYTES)
+    assert bytes(await client.get("demo", key(1), out=region.memory)) == block(1)
+    assert region.path == "region"
+    await client.close()

@@ -19,6 +19,7 @@ from kvtcd.api import listeners
 from kvtcd.client import BlockHead, Client
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.regions import side_socket
 from kvtcd.lab.daemon import Daemon
 from kvtcd.serve import TOKENS
 from kvtcd.tiers.state import MASTER_KEY
@@ -97,6 +98,7 @@ def test_the_exposure_is_small_and_smaller_without_a_network(folder: Path) -> No
 def test_the_units_fit_the_defaults_of_the_daemon() -> None:
     defaults, socket = config.load(None), settings(UNITS / "kvtcd.socket")
     assert socket["ListenStream"] == [str(defaults.daemon.socket)]
+    assert socket["ListenSequentialPacket"] == [side_socket(str(defaults.daemon.socket))]
     assert socket["FileDescriptorName"] == [listeners.DATA]
     assert settings(UNITS / "kvtcd-tcp.socket")["FileDescriptorName"] == [listeners.TCP]
     assert SERVICE["RuntimeDirectory"] == [defaults.daemon.socket.parent.name]

@@ -16,7 +16,7 @@ from support.toy import IDENTITY, ToyService, toy_service
 
 from kvtcd.api.app import create_app, start
 from kvtcd.api.limits import Limits
-from kvtcd.api.listeners import bind
+from kvtcd.api.listeners import bind_both
 from kvtcd.api.state import IN_FLIGHT
 from kvtcd.core.access import Caller, Scope
 from kvtcd.core.entry import State
@@ -140,9 +140,10 @@ async def running(
                 limits or Limits(shutdown_s=2),
                 reload=reload if load else refused,
                 authenticate=authenticate,
+                identify_peer=lambda _: Caller("uid:1", frozenset({Scope.DATA})),
             )
             socket = folder / "socket"
-            runner = await start(app, [await asyncio.to_thread(bind, socket)])
+            runner = await start(app, await asyncio.to_thread(bind_both, socket))
             try:
                 connector = aiohttp.UnixConnector(str(socket))
                 async with aiohttp.ClientSession(connector=connector) as session:
