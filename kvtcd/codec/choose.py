@@ -115,6 +115,7 @@ class Decoder(BlobDecoder):
     ) -> None:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
         self._lossless = Lossless(layout)
+        self._coder = lru_cache(maxsize=4)(self._make_coder)
         self._rival = lru_cache(self._make_rival)
 
     def check(self, blob: Blob) -> None:
@@ -140,9 +141,9 @@ class Decoder(BlobDecoder):
             case CodecId.LOSSLESS:
                 return self._lossless
             case CodecId.KVTC:
-                return Coder(self._layout, self._rope, self._lookup(header.profile), self._device)
+                return self._coder(Coder, self._lookup(header.profile))
             case CodecId.KVTC2:
-                return Stepped(self._layout, self._rope, self._lookup(header.profile), self._device)
+                return self._coder(Stepped, self._lookup(header.profile))
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
             case rival:
@@ -151,6 +152,9 @@ class Decoder(BlobDecoder):
     def _make_rival(self, codec: CodecId, profile: bytes | None) -> RivalDecoder:
         found = self._lookup(profile) if profile else None
         return RivalDecoder(self._layout, self._rope, codec, found, self._device)
+
+    def _make_coder(self, made: type[Coder | Stepped], profile: Profile) -> BlobDecoder:
+        return made(self._layout, self._rope, profile, self._device)
 
 
 def codec_for(

@@ -19,6 +19,8 @@ from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
 from kvtcd.codec.runs import RunDecoder
 from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.codec.stages import stage
+from kvtcd.codec.transform import extremes
 from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Rope
@@ -76,8 +78,10 @@ class Coder(RunDecoder):
             )
             if plan.groups and (reason := _obstacle(coefficients)):
                 return reason
-            for part, values in _symbols(index, code(coefficients, plan)):
-                sections.append(plain(part, start, count, values, scratch))
+            coded = code(coefficients, plan)
+            with stage("pack"):
+                for part, values in _symbols(index, coded):
+                    sections.append(plain(part, start, count, values, scratch))
         return sections
 
     def _check_header(self, header: Header) -> None:
@@ -92,7 +96,9 @@ class Coder(RunDecoder):
 
     def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
         plan = self._plan(index, header.plan)
-        return restore(_coded(found, index, plan, count).to(self._device), plan)
+        with stage("unpack"):
+            coded = _coded(found, index, plan, count).to(self._device)
+        return restore(coded, plan)
 
     def _plan(self, index: int, ratio: int) -> Plan:
         return self.profile.streams[self.layout.streams[index].name].plans[ratio]
@@ -103,7 +109,7 @@ def _obstacle(coefficients: Tensor) -> Reason | None:
 
     A NaN or an infinity in a row spreads to all of its coefficients, so this sees those too.
     """
-    low, high = (float(value) for value in torch.aminmax(coefficients))
+    low, high = extremes(coefficients)
     if low >= -MAX_RANGE and high <= MAX_RANGE:
         return None
     return Reason.RANGE if torch.isfinite(coefficients).all() else Reason.NOT_FINITE

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvtcd.codec.pack import pack, unpack
 from kvtcd.codec.plan import Plan
 from kvtcd.codec.quantize import dequantize, quantize, ranges
+from kvtcd.codec.stages import stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,11 @@ def code(coefficients: Tensor, plan: Plan) -> Coded:
     scales, shifts = [none], [none]
     for band in plan.bands:
         x = coefficients[band.start : band.stop].view(band.count, band.size, tokens)
-        scale, shift = ranges(x, band.bits)
-        quantized = quantize(x, scale, shift, band.bits).view(-1, tokens)
-        codes.setdefault(band.bits, []).append(pack(quantized, band.bits))
+        with stage("quantise"):
+            scale, shift = ranges(x, band.bits)
+            quantized = quantize(x, scale, shift, band.bits).view(-1, tokens)
+        with stage("pack"):
+            codes.setdefault(band.bits, []).append(pack(quantized, band.bits))
         scales.append(scale)
         shifts.append(shift)
     return Coded(
@@ -63,9 +66,11 @@ def restore(coded: Coded, plan: Plan) -> Tensor:
     for band in plan.bands:
         count = band.stop - band.start
         packed = coded.codes[band.bits][used[band.bits] : used[band.bits] + count]
-        codes = unpack(packed, band.bits, tokens).reshape(band.count, band.size, tokens)
-        scale, shift = (part[group : group + band.count] for part in (coded.scales, coded.shifts))
-        out[band.start : band.stop] = dequantize(codes, scale, shift, band.bits).view(count, tokens)
+        with stage("unpack"):
+            codes = unpack(packed, band.bits, tokens).reshape(band.count, band.size, tokens)
+        with stage("dequantise"):
+            scale, shift = (part[group : group + band.count] for part in (coded.scales, coded.shifts))
+            out[band.start : band.stop] = dequantize(codes, scale, shift, band.bits).view(count, tokens)
         used[band.bits] += count
         group += band.count
     return out

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Plain, Scratch, deflated, inflated
+from kvtcd.codec.stages import stage
 from kvtcd.core.blob import Blob, CodecId, Header
 
 
@@ -65,7 +66,8 @@ class Encoded:
 
 def deflate(symbols: Symbols) -> Encoded:
     """Write a blob on a CPU: the entropy half of every encoder that has no other."""
-    blob = deflated(symbols.header, symbols.sections)
+    with stage("deflate"):
+        blob = deflated(symbols.header, symbols.sections)
     return Encoded(blob, symbols.header.codec, symbols.reason)
 
 
@@ -133,7 +135,8 @@ class BlobDecoder(Protocol):
             Corrupt: the blob contradicts itself, or what it was made with, or is damaged.
         """
         self.check(blob)
-        return Symbols(blob.header, inflated(blob, scratch))
+        with stage("inflate"):
+            return Symbols(blob.header, inflated(blob, scratch))
 
     def decode(self, blob: Blob, out: Tensor) -> None:
         """Decode a block: `inflate`, then `synthesize`; raises what they raise."""

@@ -56,9 +56,11 @@ class Rotation:
         positions = torch.arange(tokens, dtype=torch.float64, device=device) + float(first_token)
         angles = torch.outer(positions.to(torch.float32), frequencies.to(device))[:, None, :]
         scale = 1.0 / factor if inverse else factor
-        cos, sin = angles.cos() * scale, angles.sin() * (-scale if inverse else scale)
         self._dim, self._pairing = rope.rotary_dim, rope.pairing
-        self._cos, self._sin = self._interleave(cos, cos), self._interleave(-sin, sin)
+        cos, self._sin = angles.cos() * scale, angles.sin() * (-scale if inverse else scale)
+        self._cos = (
+            cos.repeat(1, 1, 2) if rope.pairing is Pairing.HALVES else cos.repeat_interleave(2, dim=-1)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate vectors.
@@ -71,20 +73,17 @@ class Rotation:
         """
         x = x.to(torch.float32)
         turning = x[..., : self._dim]
-        turned = (turning * self._cos).addcmul_(self._partners(turning), self._sin)
+        turned = turning * self._cos
+        (first, second), (turned_first, turned_second) = self._planes(turning), self._planes(turned)
+        turned_first.addcmul_(second, self._sin, value=-1)
+        turned_second.addcmul_(first, self._sin)
         return turned if x.shape[-1] == self._dim else torch.cat((turned, x[..., self._dim :]), dim=-1)
 
-    def _interleave(self, first: Tensor, second: Tensor) -> Tensor:
-        """Place what belongs to the two coordinates of every plane: ``[T, 1, rotary_dim]``."""
+    def _planes(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the first and the second coordinate of every plane: views ``[..., rotary_dim/2]``."""
         if self._pairing is Pairing.HALVES:
-            return torch.cat((first, second), dim=-1)
-        return torch.stack((first, second), dim=-1).flatten(-2)
-
-    def _partners(self, x: Tensor) -> Tensor:
-        """Exchange the two coordinates of every plane."""
-        if self._pairing is Pairing.HALVES:
-            return x.roll(self._dim // 2, dims=-1)
-        return x.reshape(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+            return x.chunk(2, dim=-1)
+        return x[..., 0::2], x[..., 1::2]
 
 
 def _llama3(rope: Rope, base: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from kvtcd.codec import nvcomp, ports
 from kvtcd.codec.nvcomp import Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.sections import Scratch
+from kvtcd.codec.stages import stage
 from kvtcd.core.blob import CHUNK_BYTES, Blob
 
 
@@ -43,7 +44,8 @@ class StagedEncoder(Encoder):
         self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
     ) -> Symbols:
         """Copy a block to the device and turn it into symbols in host memory; see `Encoder`."""
-        there = torch.empty_like(raw, device=self._device).copy_(raw, non_blocking=True)
+        with stage("copy"):
+            there = torch.empty_like(raw, device=self._device).copy_(raw, non_blocking=True)
         return self._encoder.analyze(
             there, tokens=tokens, first_token=first_token, after=after, scratch=scratch
         )
@@ -53,7 +55,8 @@ class StagedEncoder(Encoder):
         chunks = sum(-(-section.data.numel() // CHUNK_BYTES) for section in symbols.sections)
         if self._nvcomp is None or not nvcomp.worthwhile(chunks):
             return ports.deflate(symbols)
-        blob = self._nvcomp.deflated(symbols.header, symbols.sections)
+        with stage("deflate"):
+            blob = self._nvcomp.deflated(symbols.header, symbols.sections)
         return Encoded(blob, symbols.header.codec, symbols.reason)
 
 
@@ -78,10 +81,12 @@ class StagedDecoder(BlobDecoder):
         if self._nvcomp is None or not nvcomp.worthwhile(chunks):
             return self._decoder.inflate(blob, scratch)
         self._decoder.check(blob)
-        return Symbols(blob.header, self._nvcomp.inflated(blob))
+        with stage("inflate"):
+            return Symbols(blob.header, self._nvcomp.inflated(blob))
 
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
         """Decode a block on the device and copy it to `out`, once; see `BlobDecoder`."""
         there = torch.empty_like(out, device=self._device)
         self._decoder.synthesize(symbols, there)
-        out.copy_(there, non_blocking=True)
+        with stage("copy"):
+            out.copy_(there, non_blocking=True)

@@ -22,6 +22,8 @@ from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.runs import RunDecoder
 from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.codec.stages import stage
+from kvtcd.codec.transform import extremes, product_dtype
 from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.codec.widths import Widths
@@ -82,10 +84,9 @@ class Stepped(RunDecoder):
         self._streams = [profile.weighted[stream.name] for stream in layout.streams]
         transforms = [weighted.transform(where) for weighted in self._streams]
         super().__init__(layout, rope, profile, transforms, where)
-        self._tokens = [weighted.tokens.to(self._device) for weighted in self._streams]
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
-        self._sketch = lru_cache(maxsize=64)(self._make_sketch)
+        self._further = lru_cache(maxsize=16)(self._make_further)
 
     def analyze(
         self, block: Sequence[Tensor], span: Span, step: float, *, first_token: int, scratch: Scratch
@@ -100,31 +101,33 @@ class Stepped(RunDecoder):
         widths = [self._widths(index, class_step(step, own)) for index in range(len(block))]
         for index, view in enumerate(block):
             rotation = self._rotation(index, first_token + span.start, span.count, inverse=True)
-            further = torch.cat((self._tokens[index], self._sketch(index, widths[index].rank)))
+            rank = widths[index].rank
             products.append(
                 self._transforms[index].forward(
-                    view[:, span.start : span.start + span.count], rotation, widths[index].rank, further
+                    view[:, span.start : span.start + span.count], rotation, rank, self._further(index, rank)
                 )
             )
-            if not torch.isfinite(products[-1]).all():
+        with stage("classify"):
+            if not all(math.isfinite(bound) for product in products for bound in extremes(product)):
                 return Reason.NOT_FINITE
+            classes = self._classify(products, widths, own)
         sections: list[Plain] = []
         error = torch.zeros(span.count, device=self._device)
-        classes = self._classify(products, widths, own)
         for index, product in enumerate(products):
             rank = widths[index].rank
-            steps = class_steps(step, classes[index])
-            rounded = multiples(product[:rank], steps)
-            if rank and rounded.abs().max() > LIMIT:
-                return Reason.RANGE
-            sections += self._symbols(
-                index, rounded, classes[index], widths=widths[index], span=span, scratch=scratch
-            )
-            kept = rounded * steps
-            kept[widths[index].uncoded] = 0
-            left = product[rank + len(block) :]
-            off = (product[:rank] - kept).square().sum(dim=0) + left.square().sum(dim=0)
-            error += 0.5 * off * torch.exp2((classes[index] - own).to(torch.float32))
+            with stage("quantise"):
+                steps = class_steps(step, classes[index])
+                rounded = multiples(product[:rank], steps)
+                if rank and max(map(abs, extremes(rounded))) > LIMIT:
+                    return Reason.RANGE
+                rounded.index_fill_(0, widths[index].uncoded, 0)
+                off = torch.addcmul(product[:rank], rounded, steps, value=-1).square_().sum(dim=0)
+                off += product[rank + len(block) :].square().sum(dim=0)
+                error += 0.5 * off * torch.exp2((classes[index] - own).to(torch.float32))
+            with stage("pack"):
+                sections += self._symbols(
+                    index, rounded, classes[index], widths=widths[index], span=span, scratch=scratch
+                )
         return Run(sections, error)
 
     def _check_header(self, header: Header) -> None:
@@ -139,11 +142,13 @@ class Stepped(RunDecoder):
         if (classes >= CLASSES).any():
             raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
         widths = self._widths(index, class_step(header.step, own))
-        coded = _coded(found, index, widths)
-        codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
-        in_order = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
-        place = torch.argsort(torch.argsort(classes, stable=True))
-        return in_order.index_select(1, place) * class_steps(header.step, classes)
+        with stage("unpack"):
+            coded = _coded(found, index, widths)
+            codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
+            in_order = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
+        with stage("dequantise"):
+            place = torch.argsort(torch.argsort(classes, stable=True))
+            return in_order.to(torch.float32).index_select(1, place).mul_(class_steps(header.step, classes))
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
@@ -157,7 +162,7 @@ class Stepped(RunDecoder):
     ) -> list[Plain]:
         """The sections of one stream's run, in order."""
         start, count, finer = span.start, span.count, span.finer
-        coded = packed(rounded[:, torch.argsort(classes, stable=True)], widths)
+        coded = packed(rounded.index_select(1, torch.argsort(classes, stable=True)), widths)
         sections = [plain(Part(Kind.CLASSES, index, MIDDLE + finer), start, count, classes, scratch)]
         sections += [
             plain(Part(Kind.CODES, index, bits), start, count, codes, scratch)
@@ -169,10 +174,12 @@ class Stepped(RunDecoder):
         return sections
 
     def _make_widths(self, index: int, step: float) -> Widths:
-        return Widths.of(self._streams[index].spread, step)
+        return Widths.of(self._streams[index].spread, step).to(self._device)
 
-    def _make_sketch(self, index: int, rank: int) -> Tensor:
-        return self._streams[index].sketch(rank).to(self._device)
+    def _make_further(self, index: int, rank: int) -> Tensor:
+        """What is multiplied with features besides the basis: what tells classes, and the sketch."""
+        own = self._streams[index]
+        return torch.cat((own.tokens, own.sketch(rank))).to(self._device, product_dtype(self._device))
 
     def _sizes(self, found: Mapping[Part, Section], header: Header, count: int) -> dict[Part, int]:
         sizes: dict[Part, int] = {}

@@ -2,8 +2,7 @@
 
 A stream's view ``[L, T, H, D]`` of a raw block becomes rows of ``p = L*H*D`` features per token, in that
 order, so one basis spans all layers and heads (paper section 3.1). Layers are gathered and scattered a few at
-a time, to stay in cache, and the inverse product takes the basis by blocks of layers (section 3), so that the
-first layers are ready early.
+a time, to stay in cache; products are of all layers at once, which is a few percent faster than by layer.
 
 Products run in bfloat16 where the hardware multiplies it (twice the speed of float32 on AVX-512 BF16, more on
 AMX and tensor cores). Its rounding, 55 dB below the signal, is far under the quantiser's; the mean, which in
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.rope import Rotation
+from kvtcd.codec.stages import stage
 from kvtcd.core.layout import Dtype, Layout
 
 _TORCH_DTYPE = {Dtype.F32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.F16: torch.float16}
-_CACHED = 1 << 17
-"""Elements handled at a time on a CPU: 512 KB of float32, half an L2 cache. On a GPU all at once."""
+_CACHED = 1 << 19
+"""Elements handled at a time on a CPU: 2 MB of float32, which stay in cache. On a GPU all at once."""
 _SPOT = 64
 """Components whose orthonormality is tested."""
 _ORTHONORMAL = 0.02
@@ -86,14 +86,16 @@ class Transform:
         layers, tokens = view.shape[:2]
         centred = torch.empty((tokens, self._encode.shape[1]), dtype=self._encode.dtype, device=view.device)
         by_layer = centred.view(tokens, layers, -1).transpose(0, 1)
-        for part in _layer_blocks(view):
-            plain = view[part].to(torch.float32) if rotation is None else rotation(view[part])
-            by_layer[part] = plain.flatten(2) - self._mean[part]
-        coefficients = torch.mm(self._encode[:rank], centred.t()).to(torch.float32)
-        if further is None:
-            return coefficients
-        products = torch.mm(further.to(centred.device, centred.dtype), centred.t()).to(torch.float32)
-        return torch.cat((coefficients, products))
+        with stage("rotate"):
+            for part in _layer_blocks(view):
+                plain = view[part] if rotation is None else rotation(view[part])
+                by_layer[part] = plain.flatten(2) - self._mean[part]  # in float32, as the mean is
+        with stage("product"):
+            few = self._encode[:0] if further is None else further
+            products = torch.empty((rank + len(few), tokens), dtype=centred.dtype, device=view.device)
+            torch.mm(self._encode[:rank], centred.t(), out=products[:rank])
+            torch.mm(few, centred.t(), out=products[rank:])
+            return products.to(torch.float32)
 
     def inverse(self, coefficients: Tensor, rotation: Rotation | None, out: Tensor) -> None:
         """Write what float32 coefficients ``[rank, T]`` stand for into the view `out`, ``[L, T, H, D]``.
@@ -103,22 +105,25 @@ class Transform:
             rotation: applies RoPE; None for a stream without.
             out: of any float dtype. Values beyond float16 are clamped to its range.
         """
-        by_token = coefficients.to(self._decode.dtype).t().contiguous()
-        basis = self._decode[: len(coefficients)].view(len(coefficients), *self._mean.shape[::2])
-        for part in _layer_blocks(out):
-            target = out[part]
-            block = (
-                torch.mm(by_token, basis[:, part].flatten(1))
-                .to(torch.float32)
-                .add_(self._mean[part].flatten())
-            )
-            values = block.view(len(by_token), len(target), *target.shape[2:]).transpose(0, 1)
-            if rotation is not None:
-                values = rotation(values)
-            if out.dtype == torch.float16:
-                limit = torch.finfo(torch.float16).max
-                values = values.clamp(-limit, limit)
-            target.copy_(values)
+        layers, tokens = out.shape[:2]
+        with stage("product"):
+            by_token = coefficients.to(self._decode.dtype).t().contiguous()
+            product = torch.mm(by_token, self._decode[: len(coefficients)])
+        with stage("rotate"):
+            by_layer = product.view(tokens, layers, -1).transpose(0, 1)
+            for part in _layer_blocks(out):
+                plain = by_layer[part].to(torch.float32).add_(self._mean[part]).view(out[part].shape)
+                values = plain if rotation is None else rotation(plain)
+                if out.dtype == torch.float16:
+                    limit = torch.finfo(torch.float16).max
+                    values = values.clamp(-limit, limit)
+                out[part] = values
+
+
+def extremes(values: Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest; both are NaN if any is."""
+    low, high = torch.stack(torch.aminmax(values)).cpu()
+    return float(low), float(high)
 
 
 def orthonormal(basis: Tensor) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,9 +47,10 @@ def packed(rounded: Tensor, widths: Widths) -> Packed:
     codes: dict[int, Tensor] = {}
     escapes = [torch.empty(0, dtype=torch.int32, device=rounded.device)]
     for bits, rows in widths.rows.items():
-        chosen, most = zigzag[rows.to(zigzag.device)], (1 << bits) - 1
-        escapes.append(chosen[chosen >= most] - most)
-        codes[bits] = pack(chosen.clamp_max_(most).to(torch.uint8), bits)
+        chosen, most = zigzag.index_select(0, rows), (1 << bits) - 1
+        narrow = chosen.clamp(max=most).to(torch.uint8)
+        escapes.append(chosen.view(-1)[_places(narrow, most)] - most)
+        codes[bits] = pack(narrow, bits)
     return Packed(codes, torch.cat(escapes))
 
 
@@ -62,14 +64,21 @@ def unpacked(coded: Packed, widths: Widths, tokens: int) -> Tensor:
     zigzag = torch.zeros((widths.rank, tokens), dtype=torch.int32, device=device)
     used = 0
     for bits, rows in widths.rows.items():
-        chosen = unpack(coded.codes[bits], bits, tokens).to(torch.int32)
-        beyond = torch.nonzero((chosen == (1 << bits) - 1).flatten()).flatten()
+        narrow = unpack(coded.codes[bits], bits, tokens)
+        beyond, chosen = _places(narrow, (1 << bits) - 1), narrow.to(torch.int32)
         escapes = coded.escapes[used : used + len(beyond)]
         if len(escapes) < len(beyond):
             raise BadField("blob", f"{len(coded.escapes)} escapes are fewer than its codes ask for")
         chosen.view(-1)[beyond] += escapes
         used += len(beyond)
-        zigzag[rows.to(device)] = chosen
+        zigzag.index_copy_(0, rows, chosen)
     if used < len(coded.escapes):
         raise BadField("blob", f"{len(coded.escapes)} escapes where codes ask for {used}")
     return (zigzag >> 1) ^ -(zigzag & 1)
+
+
+def _places(codes: Tensor, value: int) -> Tensor:
+    """Where codes have a value: flat indices, int64, ascending."""
+    if codes.device.type == "cpu":  # numpy takes a seventh of the time
+        return torch.from_numpy(np.flatnonzero(codes.numpy() == value))
+    return torch.nonzero((codes == value).flatten()).flatten()

@@ -37,6 +37,11 @@ class Widths:
     rows: Mapping[int, Tensor]
     uncoded: Tensor
 
+    def to(self, device: torch.device) -> Widths:
+        """Return the same on another device."""
+        rows = {width: found.to(device) for width, found in self.rows.items()}
+        return Widths(self.rank, rows, self.uncoded.to(device))
+
     @classmethod
     def of(cls, spread: Tensor, step: float) -> Widths:
         """Give each component its width.
