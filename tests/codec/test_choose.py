@@ -55,6 +55,12 @@ def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
             "page format vllm-nhd",
         ),
         (dataclasses.replace(WORLD.identity, scales="fp8"), CodecChoice(ratio=4), "no profile"),
+        (
+            WORLD.identity,
+            CodecChoice("gear", None, bits=2),
+            "gear needs blocks of 64 tokens, and these have 32",
+        ),
+        (World(kv(layers=2)).identity, CodecChoice("sq", None, bits=2), "no profile"),
         (WORLD.identity, CodecChoice("kvtc2", 50), "ratio 50 is outside of what was measured"),
         (WORLD.identity, CodecChoice("kvtc2", None, max_kl=5), "5 nats per token is outside"),
     ],
@@ -90,6 +96,33 @@ def test_the_dial_of_kvtc2_is_read_off_the_profile(folder, choice, name, step):
     same = np.empty_like(out)
     decode(plain, packed.blob, same)
     assert (out == same).all()
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "codec"),
+    [
+        (CodecChoice("tq", None, bits=3, window=0), "tq 3 bits", CodecId.TQ),
+        (
+            CodecChoice("tq", None, bits=3, window=0, options=("mean", "haar")),
+            "tq 3 bits mean haar",
+            CodecId.TQ,
+        ),
+        (CodecChoice("xkv", 4, window=0), "xkv 4", CodecId.XKV),
+        (CodecChoice("cachegen", None, level=2, window=0), "cachegen level 2", CodecId.CACHEGEN),
+        (CodecChoice("fp8", None, window=0), "fp8", CodecId.FP8),
+    ],
+)
+def test_rivals_need_no_profile_and_every_decoder_reads_them(tmp_path, choice, name, codec):
+    profiles = ProfileFolder(tmp_path)
+    found = codec_for(WORLD.identity, choice, profiles)
+    assert (found.name, found.reason) == (name, None)
+    raw = WORLD.block(120, seed=1, first_token=64)
+    packed = encode(found, raw.numpy(), tokens=120, first_token=64, after=0)
+    assert packed.codec is codec
+    out = np.zeros(raw.numel(), np.uint8)
+    decode(codec_for(WORLD.identity, CodecChoice("lossless"), profiles), packed.blob, out)
+    got, want = WORLD.values(raw.new_tensor(out), 120), WORLD.values(raw, 120)
+    assert all((got[s] - want[s]).norm() < 0.3 * want[s].norm() for s in want)
 
 
 def test_a_profile_without_a_curve_has_no_dial(tmp_path):
@@ -152,6 +185,10 @@ def test_no_blob_exceeds_the_bound_not_even_of_noise(tmp_path, world, tokens):
         CodecChoice(ratio=4, window=1),
         CodecChoice("kvtc2", 8, window=1),
         CodecChoice(name="lossless"),
+        CodecChoice("gear", None, window=1, bits=7),
+        CodecChoice("xkv", 1.01, window=1),
+        CodecChoice("cachegen", None, window=1, level=3, options=("delta", "mean")),
+        CodecChoice("sq", None, window=1, bits=8),
     ):
         codec = codec_for(world.identity, choice, profiles)
         for raw in (noise, real):

@@ -27,7 +27,19 @@ from kvtcd.core.policy import CodecChoice
 
 WORLD = World(kv())
 TOKENS, FIRST = 160, 64
-CHOICES = [CodecChoice(ratio=4, window=20), CodecChoice("kvtc2", 12, window=20), CodecChoice("lossless")]
+CHOICES = [
+    CodecChoice(ratio=4, window=20),
+    CodecChoice("kvtc2", 12, window=20),
+    CodecChoice("lossless"),
+    CodecChoice("tq", None, window=20, bits=3, options=("mean",)),
+    CodecChoice("tq-prod", None, window=20, bits=5),
+    CodecChoice("qjl", None, window=20, bits=4, options=("mean",)),
+    CodecChoice("sq", None, window=20, bits=3),
+    CodecChoice("kivi", None, window=20, bits=3),
+    CodecChoice("xkv", 3, window=20),
+    CodecChoice("cachegen", None, window=20, level=2, options=("delta",)),
+    CodecChoice("fp8", None, window=20),
+]
 ENTROPY = ["cpu", "stand-in"]
 
 

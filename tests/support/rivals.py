@@ -30,7 +30,7 @@ SETTINGS = {
     "kivi-3-mean": Setting("kivi", 3, frozenset({"mean"})),
     "gear-2": Setting("gear", 2),
     "xkv-2": Setting("xkv", 2.0),
-    "cachegen-2": Setting("cachegen", 2),
+    "cachegen-1": Setting("cachegen", 1),
     "cachegen-1-delta": Setting("cachegen", 1, frozenset({"delta"})),
     "fp8": Setting("fp8"),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from support.codec_world import YARN, World, kv, mla
+from support.rivals import SETTINGS, decode, encode
 
 from kvtcd.codec.choose import Decoder
 from kvtcd.codec.kvtc import Kvtc
@@ -66,6 +67,20 @@ def main() -> None:
         Decoder(world.layout, world.rope, lambda _, p=profile: p).decode(parse(memoryview(blob.blob)), out)
         write(f"kvtc2-{VERSION}-{name}.blob", blob.blob)
         write(f"kvtc2-{VERSION}-{name}.raw", bytes(out.numpy()))
+    world = WORLDS["kv-bfloat16"]
+    profile, _ = world.profile(ratios=(4, 8))
+    for name, setting in SETTINGS.items():
+        blob = encode(
+            world,
+            setting,
+            world.block(TOKENS, seed=41),
+            tokens=TOKENS,
+            profile=profile,
+            first_token=0,
+            window=8,
+        ).blob
+        write(f"{name}-{VERSION}-kv-bfloat16.blob", blob)
+        write(f"{name}-{VERSION}-kv-bfloat16.raw", bytes(decode(world, blob, TOKENS, profile).numpy()))
 
 
 if __name__ == "__main__":
