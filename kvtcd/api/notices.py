@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import socket
+
 from aiohttp import web
 
-from kvtcd.api.bodies import send
 from kvtcd.api.parameters import only
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
 from kvtcd.core.notices import HEARTBEAT, HEARTBEAT_S, LAST_ID_HEADER, MEDIA_TYPE
 
+_UNREAD = 4 << 10
+"""Bytes that a listener may leave unread in the kernel, and as many again here. Of more, he is not told sooner
+that he has missed something; and whoever reads in small pieces would seem not to read at all, since the
+kernel gives room back only where a whole write was read."""
+
 
 async def stream(request: web.Request) -> web.StreamResponse:
     """``GET /v1/events``: Server-Sent Events, until the client goes or the daemon stops."""
-    service, limits, tenant = request.app[SERVICE], request.app[LIMITS], request[TENANT]
+    service, tenant = request.app[SERVICE], request[TENANT]
     name = only(request, "namespace").get("namespace")
     if name is not None:
         service.namespace(tenant, name)
     with service.feeds.listen(tenant, name, request.headers.get(LAST_ID_HEADER)) as listener:
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"})
         response.enable_chunked_encoding()
+        _keep_short(request)
         await response.prepare(request)
-        await send(response, HEARTBEAT, limits)  # the client sees that it listens before anything happens
+        await _send(request, response, HEARTBEAT)  # he sees that he listens before anything happens
         while (notices := await listener.take(HEARTBEAT_S)) is not None:
-            await send(response, b"".join(notice.frame() for notice in notices) or HEARTBEAT, limits)
+            await _send(request, response, b"".join(notice.frame() for notice in notices) or HEARTBEAT)
         await response.write_eof()
         return response
+
+
+def _keep_short(request: web.Request) -> None:
+    assert request.transport is not None, "whoever asks is there"
+    request.transport.set_write_buffer_limits(_UNREAD)
+    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
+
+
+async def _send(request: web.Request, response: web.StreamResponse, frames: bytes) -> None:
+    """Write some events, however long it takes: a listener keeps nothing from anybody.
+
+    Raises:
+        ConnectionResetError: the client takes nothing at all for `stall_s`, and as long again.
+    """
+    transport, left = request.transport, math.inf
+
+    async def write() -> None:
+        await response.write(frames)
+        await request.writer.drain()  # aiohttp itself waits only above 64 KiB
+
+    writing = asyncio.create_task(write())
+    try:
+        while transport is not None:
+            done, _ = await asyncio.wait((writing,), timeout=request.app[LIMITS].stall_s)
+            if done:
+                return await writing
+            before, left = left, transport.get_write_buffer_size()
+            if left >= before:
+                break
+    finally:
+        writing.cancel()
+    raise ConnectionResetError("the client takes no bytes")

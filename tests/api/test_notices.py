@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from unittest.mock import patch
@@ -260,6 +261,27 @@ async def test_who_takes_no_bytes_is_let_go_of():
             await asyncio.sleep(0.001 * (number % 2))
         await until(lambda: feeds._feeds["uid:1"].listeners == 0)
         await closed(writer)
+
+
+@pytest.mark.slow
+async def test_who_reads_slowly_but_steadily_is_told_what_he_missed_and_stays():
+    async with running(Limits(stall_s=1.0, shutdown_s=2)) as daemon:
+        feeds, loop = daemon.toy.service.feeds, asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.setblocking(False)
+            await loop.sock_connect(listener, str(daemon.socket))
+            await loop.sock_sendall(listener, b"GET /v1/events HTTP/1.1\r\nHost: kvtcd\r\n\r\n")
+            await until(lambda: feeds.watched("uid:1"))
+            received, begun = b"", loop.time()
+            while b"overflow" not in received:
+                for _ in range(3000):
+                    feeds.publish("uid:1", Notice(What.PURGED, namespace="n" * 60))
+                piece = await loop.sock_recv(listener, 500)
+                assert piece, "the stream has ended"
+                received += piece
+                await asyncio.sleep(0.02)
+            assert loop.time() - begun > 1.0, "a write took longer than a stall may"
+            assert feeds._feeds["uid:1"].listeners == 1
 
 
 async def test_silence_is_broken_by_signs_of_life():
