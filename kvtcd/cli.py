@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtcd import __version__, cli_eval, config
+from kvtcd import __version__, cli_bench, cli_eval, config
 from kvtcd.core import access
 from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
 
@@ -29,8 +29,7 @@ policies = typer.Typer(help="Policy files.", no_args_is_help=True)
 app.add_typer(policies, name="policy")
 profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
 app.add_typer(profiles, name="profile")
-benches = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
-app.add_typer(benches, name="bench")
+app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_eval.app, name="eval")
 
 EXIT_CODES = {ConfigError: 2, Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75}
@@ -219,45 +218,6 @@ def demo(
         threads=threads,
         json=json,
     )
-
-
-@benches.command("overlap")
-def bench_overlap(
-    *,
-    groups: Annotated[
-        list[int] | None, typer.Option(min=2, help="Blocks that move at once, several allowed; default: 8.")
-    ] = None,
-    disk_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
-    ] = 50,
-    device: Annotated[str, typer.Option(help="Where blocks are packed: cpu, cuda.")] = "cpu",
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline to this file, for chrome://tracing or Perfetto.")
-    ] = None,
-    json: JsonOption = None,
-) -> None:
-    """Show how a slow disk and the codec hide each other when several blocks move."""
-    from kvtcd.lab import bench_overlap as lab  # noqa: PLC0415 - torch
-
-    lab.command(groups=groups or [8], disk_ms=disk_ms, device=device, trace=trace, json=json)
-
-
-@benches.command("index")
-def bench_index(
-    *,
-    blocks: Annotated[
-        list[int] | None,
-        typer.Option(min=1000, help="Sizes, several allowed; default: 1000, 10000 and 100000."),
-    ] = None,
-    json: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw the figures into this file (PNG, SVG or PDF).")
-    ] = None,
-) -> None:
-    """Show what blocks cost: memory, time to match, time to start. A million take 8 GB of disk."""
-    from kvtcd.lab import bench_index as lab  # noqa: PLC0415 - torch
-
-    lab.command(sizes=blocks or [1000, 10_000, 100_000], json=json, plot=plot)
 
 
 def main() -> None:

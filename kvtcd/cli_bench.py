@@ -1,0 +1,52 @@
+"""`kvtcd bench`: what this machine makes of the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", help="Draw the figures into this file (PNG, SVG or PDF).")
+]
+
+
+@app.command("overlap")
+def overlap(
+    *,
+    groups: Annotated[
+        list[int] | None, typer.Option(min=2, help="Blocks that move at once, several allowed; default: 8.")
+    ] = None,
+    disk_ms: Annotated[
+        float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
+    ] = 50,
+    device: Annotated[str, typer.Option(help="Where blocks are packed: cpu, cuda.")] = "cpu",
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline to this file, for chrome://tracing or Perfetto.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show how a slow disk and the codec hide each other when several blocks move."""
+    from kvtcd.lab import bench_overlap as lab  # noqa: PLC0415 - torch
+
+    lab.command(groups=groups or [8], disk_ms=disk_ms, device=device, trace=trace, json=json)
+
+
+@app.command("index")
+def index(
+    *,
+    blocks: Annotated[
+        list[int] | None,
+        typer.Option(min=1000, help="Sizes, several allowed; default: 1000, 10000 and 100000."),
+    ] = None,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Show what blocks cost: memory, time to match, time to start. A million take 8 GB of disk."""
+    from kvtcd.lab import bench_index as lab  # noqa: PLC0415 - torch
+
+    lab.command(sizes=blocks or [1000, 10_000, 100_000], json=json, plot=plot)
