@@ -1,6 +1,8 @@
 """Engines' pages as index maps: from their order to that of `core.layout` and back, bytes unchanged.
 
-A namespace names its page format in its identity. One that is not here is stored losslessly, byte for byte.
+A namespace names its page format in its identity. One that is not here is stored losslessly. Lossless blobs
+hold pages as the engine handed them over, map or no map: what was stored before a format got its map stays
+readable.
 
 ``vllm-cpu-vec:N`` is vLLM on a CPU without matrix tiles: layers, blocks of N tokens, heads, then the keys of
 the block as ``[D, N]`` and its values as ``[N, D]``. (Compared with caches of transformers, value by value.)
@@ -10,14 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.sections import Scratch
-from kvtcd.core.blob import Blob
+from kvtcd.core.blob import Blob, CodecId
 from kvtcd.core.errors import BlockMismatch
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Layout
@@ -80,19 +83,26 @@ def page_map(identity: Identity) -> PageMap | None:
 
 
 class PagedEncoder(Encoder):
-    """Encodes pages with an encoder of canonical blocks."""
+    """Encodes pages with an encoder of canonical blocks, or as they are where that encodes losslessly."""
 
     def __init__(self, encoder: Encoder, pages: PageMap) -> None:
         self._encoder, self._pages = encoder, pages
+        self._lossless = Lossless(pages.layout)
 
     def analyze(
         self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
     ) -> Symbols:
         """Put a block in order and turn it into symbols; see `Encoder`."""
-        return self._encoder.analyze(
-            self._pages.to_canonical(raw, tokens),
-            tokens=tokens, first_token=first_token, after=after, scratch=scratch,
-        )  # fmt: skip
+        canonical = self._pages.to_canonical(raw, tokens)
+        symbols = self._encoder.analyze(
+            canonical, tokens=tokens, first_token=first_token, after=after, scratch=scratch
+        )
+        if symbols.header.codec is not CodecId.LOSSLESS:
+            return symbols
+        exact = self._lossless.analyze(
+            raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch
+        )
+        return replace(exact, reason=symbols.reason)
 
     def deflate(self, symbols: Symbols) -> Encoded:
         """Write a blob; see `Encoder`."""
@@ -115,6 +125,9 @@ class PagedDecoder(BlobDecoder):
 
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
         """Decode a block and put it in the engine's order; see `BlobDecoder`."""
+        if symbols.header.codec is CodecId.LOSSLESS:
+            self._decoder.synthesize(symbols, out)
+            return
         canonical = torch.empty_like(out)
         self._decoder.synthesize(symbols, canonical)
         self._pages.to_pages(canonical, symbols.header.tokens, out)

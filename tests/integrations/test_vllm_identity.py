@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.models import tiny_llama_config
-from support.vllm_twin import OffloadingParallelConfig, spec
+from support.vllm_twin import OffloadingParallelConfig, OffloadingSpec, spec
 
 from kvtcd.core.errors import BadIdentity, BadRequest, Unavailable
 from kvtcd.core.layout import Dtype, kv_layout
@@ -197,7 +197,7 @@ def test_pages_that_do_not_divide_into_tokens_are_refused(folder: Path) -> None:
     empty = spec(str(folder))
     with pytest.raises(BadIdentity, match="no cache"):
         pages_of(
-            replace(empty, config=replace(empty.config, worker_kv_bytes_per_block=0)),
+            OffloadingSpec(replace(empty.config, worker_kv_bytes_per_block=0)),
             version="1", device="cpu", kernels="vec",
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 import time
@@ -9,6 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 from vllm_engine import Engine
 
 from kvtcd.core.errors import Unavailable
@@ -109,3 +113,88 @@ def test_a_prefix_outlives_engine_and_daemon(folder: Path, daemon: Daemon, smoll
                 break
             assert time.monotonic() < deadline, engine.chunks()
             time.sleep(0.5)
+
+
+VOCABULARY = 512
+
+
+def tiny(folder: Path, seed: int) -> Path:
+    """A random model of two layers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def adapter(folder: Path, seed: int) -> Path:
+    """A random adapter of `tiny` that changes keys and values."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(2):
+        for name in ("k_proj", "v_proj"):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            tensors[f"{stem}.lora_A.weight"] = torch.randn(8, 256, generator=draw)
+            tensors[f"{stem}.lora_B.weight"] = torch.randn(128, 8, generator=draw)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["k_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_engines_that_differ_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
+    """Dtype, chunk, checkpoint under one name, overridden RoPE: never; the same engine again: always."""
+    words = prompt(3, VOCABULARY)
+    model, namesake = tiny(folder / "a" / "model", 1), tiny(folder / "b" / "model", 2)
+    scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}}
+    others = {
+        "dtype": (model, {"dtype": "bfloat16"}),
+        "chunk": (model, {"chunk": 128}),
+        "checkpoint": (namesake, {}),
+        "rope": (model, {"hf_overrides": scaled, "tier": {"variant": "rope linear 2"}}),
+    }
+    with daemon:
+        with Engine(model, daemon.socket, folder / "first.log") as engine:
+            wanted = engine.read(words)
+            assert wanted["cached"] == 0
+        for name, (other, settings) in others.items():
+            with Engine(other, daemon.socket, folder / f"{name}.log", **settings) as engine:
+                fresh = engine.read(words)
+                assert fresh["cached"] == 0, name
+                engine.forget()
+                again = engine.read(words)
+                assert (again["cached"], again["tokens"]) == (CACHED, fresh["tokens"]), name
+        with Engine(model, daemon.socket, folder / "again.log") as engine:
+            again = engine.read(words)
+            assert (again["cached"], again["tokens"]) == (CACHED, wanted["tokens"])
+
+
+def test_adapters_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
+    """Two adapters and none on one prompt; then one of them replaced under its name and path."""
+    words = prompt(4, VOCABULARY)
+    model = tiny(folder / "model", 1)
+    one, two = adapter(folder / "one", 1), adapter(folder / "two", 2)
+    loras = [None] + [
+        {"lora_name": path.name, "lora_int_id": number, "lora_path": str(path)}
+        for number, path in enumerate((one, two), 1)
+    ]
+    settings = {"enable_lora": True, "max_lora_rank": 8, "tier": {"adapters": [str(one), str(two)]}}
+    with daemon:
+        with Engine(model, daemon.socket, folder / "first.log", **settings) as engine:
+            answers = [engine.read(words, lora=lora) for lora in loras]
+            assert [answer["cached"] for answer in answers] == [0, 0, 0]
+            assert len({tuple(answer["tokens"]) for answer in answers}) == 3
+        adapter(one, 3)  # under the same name and path
+        with Engine(model, daemon.socket, folder / "replaced.log", **settings) as engine:
+            replaced = engine.read(words, lora=loras[1])
+            assert replaced["cached"] == 0
+            assert replaced["tokens"] != answers[1]["tokens"]
+        adapter(one, 1)
+        with Engine(model, daemon.socket, folder / "again.log", **settings) as engine:
+            again = [engine.read(words, lora=lora) for lora in loras]
+            assert [answer["cached"] for answer in again] == [CACHED] * 3
+            assert [answer["tokens"] for answer in again] == [answer["tokens"] for answer in answers]

@@ -197,10 +197,10 @@ class OffloadingConfig:
     kv_cache_layout: str | None = "LBHNC"
 
 
-@dataclass(frozen=True)
 class OffloadingSpec:
-    config: OffloadingConfig
-    replicated_layout: bool = False
+    def __init__(self, config) -> None:
+        self.config = config
+        self.replicated_layout = False
 
 
 def spec(
