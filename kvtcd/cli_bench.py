@@ -50,3 +50,18 @@ def index(
     from kvtcd.lab import bench_index as lab  # noqa: PLC0415 - torch
 
     lab.command(sizes=blocks or [1000, 10_000, 100_000], json=json, plot=plot)
+
+
+@app.command("data-plane")
+def data_plane(
+    *,
+    mib: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sizes of blocks, several allowed; default: 1, 4, 16, 64.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed, after a first time.")] = 5,
+    json: JsonOption = None,
+) -> None:
+    """Show what moving blocks costs: by HTTP, through shared memory, and what they compare to."""
+    from kvtcd.lab import bench_data_plane as lab  # noqa: PLC0415 - torch
+
+    lab.command(sizes=mib or [1, 4, 16, 64], rounds=rounds, json=json)

@@ -31,6 +31,7 @@ class Daemon:
         disk: bytes of disk.
         profiles: folder of profiles.
         policy: a policy file; default: balanced.
+        tcp: where it listens besides its socket.
         stop_seconds: how long it may take to stop.
     """
 
@@ -42,6 +43,7 @@ class Daemon:
         disk: int,
         profiles: Path,
         policy: Path | None = None,
+        tcp: config.daemon.Tcp | None = None,
         stop_seconds: float = 60.0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +56,7 @@ class Daemon:
             daemon=config.daemon.Daemon(
                 state=folder / "state", socket=self.socket, stop_seconds=stop_seconds
             ),
+            tcp=tcp or config.daemon.Tcp(),
             host=config.daemon.Host(capacity=host),
             disk=config.daemon.Disk(capacity=disk),
             codec=config.daemon.Codec(profiles=profiles.absolute()),
