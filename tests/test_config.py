@@ -112,7 +112,7 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
         ("[codec]\nname = 'tq'\nbits = 3\nratio = 8", "codec.ratio", "tq takes bits"),
         ("[codec]\nname = 'tq'\nbits = 3\noptions = ['delta']", "codec.options", "it knows mean and haar"),
         ("[codec]\nname = 'tq'\nbits = 3\noptions = ['haar', 'haar']", "codec.options", "is there twice"),
-        ("[codec]\nname = 'tq'\nbits = 3\noptions = ['norm', 'unbiased']", "codec.options", "exclude"),
+        ("[codec]\nname = 'tq'\nbits = 3\noptions = ['norm', 'unbiased']", "codec.options", "but one"),
         ("[codec]\nname = 'fp8'\noptions = ['raw']", "codec.options", "fp8 does not know 'raw'"),
         ("[codec]\nbits = 4", "codec.bits", "kvtc takes a ratio"),
         ("[codec]\nname = 'cachegen'\nbits = 4", "codec.bits", "cachegen takes level"),

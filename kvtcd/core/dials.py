@@ -63,8 +63,8 @@ class Dial:
                 return f"{codec} does not know {option!r}; it knows {known}"
             if option in options[:number]:
                 return f"{option!r} is there twice"
-        if {"norm", "unbiased"} <= set(options):
-            return "'norm' and 'unbiased' exclude each other"
+        if len({"norm", "unbiased", "raw"} & set(options)) > 1:
+            return "of 'norm', 'unbiased' and 'raw' there can be but one"
         return None
 
 
@@ -76,7 +76,7 @@ DIALS: Mapping[CodecName, Dial] = MappingProxyType(
         "tq": Dial(("bits",), 1, 8, ("mean", "haar", "norm", "unbiased")),
         "tq-prod": Dial(("bits",), 1, 8, ("mean", "haar")),
         "qjl": Dial(("bits",), 1, 8, ("mean",)),
-        "sq": Dial(("bits",), 1, 8, ("raw",), calibrated=True),
+        "sq": Dial(("bits",), 1, 8, ("norm", "raw"), calibrated=True),
         "kivi": Dial(("bits",), 1, 7, ("mean",)),
         "gear": Dial(("bits",), 1, 7, ("mean",)),
         "xkv": Dial(("ratio",), options=("mean",)),

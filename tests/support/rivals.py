@@ -25,6 +25,7 @@ SETTINGS = {
     "tq-prod-1": Setting("tq-prod", 1),
     "qjl-2": Setting("qjl", 2),
     "sq-3": Setting("sq", 3),
+    "sq-3-norm": Setting("sq", 3, frozenset({"norm"})),
     "sq-2-raw": Setting("sq", 2, frozenset({"raw"})),
     "kivi-2": Setting("kivi", 2),
     "kivi-3-mean": Setting("kivi", 3, frozenset({"mean"})),

@@ -3,7 +3,8 @@
 Each head of each layer in its own principal components, RoPE undone, mean removed; bits by reverse
 water-filling over all components, and for each the Lloyd-Max codebook of a normal coordinate of its variance.
 Rows are normalised, and the 16 bits of their norm are taken out of the budget; `raw` leaves norms alone, and
-such blocks lose much where few tokens hold most of the energy.
+such blocks lose much where few tokens hold most of the energy. `norm` gives what is decoded the length it
+had, as `tq` does.
 
 What is corrected: the published allocation gives every component the same bits at whole budgets, and its
 sketch of the remainder multiplies logits by up to the number of dimensions. Bits are over all components
@@ -18,7 +19,7 @@ eigenvalues apart, and their signs are fixed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -44,16 +45,24 @@ class Sq(Method):
         bases: components in rows, float32 ``[L, H, D, D]``.
         variances: of the components, float32 ``[L, H, D]``.
         bits: of each component, ``[L, H, D]``.
-        raw: whether rows are left as long as they are.
+        options: ``raw`` and ``norm``, as the module has them.
     """
 
     before_rope = True
 
     def __init__(
-        self, site: Site, mean: Tensor, bases: Tensor, variances: Tensor, bits: Tensor, *, raw: bool
+        self,
+        site: Site,
+        mean: Tensor,
+        bases: Tensor,
+        variances: Tensor,
+        *,
+        bits: Tensor,
+        options: frozenset[str],
     ) -> None:
-        self._site, self._mean, self._bases, self._raw = site, mean, bases, raw
-        energy = 1 if raw else variances.sum(dim=-1, keepdim=True).clamp_min(_LEAST)
+        self._site, self._mean, self._bases = site, mean, bases
+        self._raw, self._norm = "raw" in options, "norm" in options
+        energy = 1 if self._raw else variances.sum(dim=-1, keepdim=True).clamp_min(_LEAST)
         self._spread = (variances / energy).clamp_min(_LEAST).sqrt().flatten()[:, None]
         order = bits.flatten()
         self._rows = {width: rows for width in range(1, MOST + 1) if len(rows := _places(order, width))}
@@ -72,26 +81,37 @@ class Sq(Method):
         if not self._raw:
             heads = heads / norms.clamp_min(_LEAST)[..., None]
         components = (self._bases.to(x.device) @ heads.mT).reshape(-1, x.shape[1]) / self._spread.to(x.device)
-        arrays = [] if self._raw else [norms.flatten().to(F16)]
-        for bits, rows in self._rows.items():
-            arrays += narrow.split(gaussian(bits).nearest(components[rows.to(x.device)]), bits)
-        return arrays
+        codes = {
+            bits: gaussian(bits).nearest(components[rows.to(x.device)]) for bits, rows in self._rows.items()
+        }
+        if self._norm:
+            lengths = self._restored(codes, x.shape[1]).norm(dim=2)
+            norms = torch.where(lengths > 0, norms / lengths, norms)
+        packed = [array for bits, own in codes.items() for array in narrow.split(own, bits)]
+        return packed if self._raw else [norms.flatten().to(F16), *packed]
 
     def decode(self, arrays: Sequence[Tensor], tokens: int) -> Tensor:
         """Return the values; see `Method`."""
         site, device = self._site, arrays[0].device
-        components = torch.zeros((len(self._spread), tokens), device=device)
-        at = 0 if self._raw else 1
+        codes, at = {}, 0 if self._raw else 1
         for bits, rows in self._rows.items():
             end = at + len(narrow.pieces(bits))
-            codes = narrow.join(arrays[at:end], bits, len(rows) * tokens).view(-1, tokens)
-            components[rows.to(device)] = gaussian(bits).values(codes)
+            codes[bits] = narrow.join(arrays[at:end], bits, len(rows) * tokens).view(-1, tokens)
             at = end
-        turned = (components * self._spread.to(device)).view(site.layers, site.heads, site.dim, tokens)
-        heads = (self._bases.to(device).mT @ turned).mT
+        restored = self._restored(codes, tokens).to(device)
+        heads = (self._bases.to(device).mT @ restored).mT
         if not self._raw:
             heads = heads * arrays[0].to(F32).view(site.layers, site.heads, tokens, 1)
         return heads.transpose(1, 2) + self._mean.to(device)
+
+    def _restored(self, codes: Mapping[int, Tensor], tokens: int) -> Tensor:
+        """Return components ``[L, H, D, T]``, given the codes of those of each width."""
+        site = self._site
+        device = next((own.device for own in codes.values()), self._spread.device)
+        components = torch.zeros((len(self._spread), tokens), device=device)
+        for bits, own in codes.items():
+            components[self._rows[bits].to(device)] = gaussian(bits).values(own)
+        return (components * self._spread.to(device)).view(site.layers, site.heads, site.dim, tokens)
 
 
 def spectra(profile: StreamProfile, layers: int, heads: int) -> tuple[Tensor, Tensor]:
@@ -117,7 +137,8 @@ def make(setting: Setting, site: Site) -> Method:
     bases, variances = spectra(site.profile, site.layers, site.heads)
     budget = min(max(setting.bits * site.dim - (0 if raw else _NORM_BITS), 0), MOST * site.dim)
     mean = site.profile.mean.to(F32).view(site.layers, 1, site.heads, site.dim)
-    return Sq(site, mean, bases, variances, water_fill(variances, budget), raw=raw)
+    bits = water_fill(variances, budget)
+    return Sq(site, mean, bases, variances, bits=bits, options=setting.options)
 
 
 def _places(bits: Tensor, width: int) -> Tensor:

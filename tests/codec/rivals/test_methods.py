@@ -129,6 +129,17 @@ def test_bits_go_where_variance_is_and_errors_follow(options):
     assert errors[1] < plain / 4
 
 
+def test_lengths_are_kept_if_asked_for():
+    profile = WORLD.profile()[0]
+    x = WORLD.values(WORLD.block(100, seed=3), 100)["v"]
+    mean = profile.streams["v"].mean.view(3, 1, 2, 16)
+    lengths = (x - mean).norm(dim=-1)
+    for options in (frozenset(), frozenset({"norm"})):
+        got = through(sq.make(Setting("sq", 2, options), site_of(profile, "v", 1)), x)
+        off = ((got - mean).norm(dim=-1) / lengths - 1).abs().max()
+        assert (off < 2e-3) == bool(options)
+
+
 def test_the_basis_of_keys_is_not_good_for_values():
     profile = WORLD.profile()[0]
     x = WORLD.values(WORLD.block(400, seed=3), 400)["v"]
