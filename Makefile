@@ -1,11 +1,12 @@
-# Four verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes.
+# Five verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .cache/peers
 BIN := $(VENV)/bin
 # Two matrix-product threads on a busy two-core machine spin on each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check serve
+.PHONY: demo test test-peers check serve
 
 # The whole way on a real model: read, store, restart, fetch, answer.
 demo: $(VENV)/.installed
@@ -17,6 +18,10 @@ test: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Against real serving frameworks, in an environment of their own (3.5 GB, ten minutes the first time).
+test-peers: $(PEERS)/.installed
+	$(PEERS)/bin/python -m pytest tests/peers
 
 # The fast lane: the same without what needs a real model or more than a few seconds.
 check: $(VENV)/.installed
@@ -34,4 +39,13 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[test]'
+	touch $@
+
+$(PEERS)/.installed: pyproject.toml tests/peers/requirements.txt tests/peers/frameworks.txt tests/peers/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --constraint tests/peers/constraints.txt torch
+	$(PEERS)/bin/python -m pip install --quiet --constraint tests/peers/constraints.txt --requirement tests/peers/requirements.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --requirement tests/peers/frameworks.txt
+	$(PEERS)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import tempfile
 import time
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
-from vllm_engine import Engine
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from vllm_engine import CHUNK, Engine
 
+from kvtcd.client.weights import weights_digest
+from kvtcd.codec.profile import read_origin
 from kvtcd.core.errors import Unavailable
 from kvtcd.lab.daemon import Daemon
+from kvtcd.lab.models import cache_folder, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +58,6 @@ def daemon(folder: Path) -> Daemon:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from kvtcd.lab.models import resolve  # noqa: PLC0415 - needs gguf
-
     try:
         return resolve("smollm2")
     except Unavailable as error:
@@ -198,3 +200,63 @@ def test_adapters_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
             again = [engine.read(words, lora=lora) for lora in loras]
             assert [answer["cached"] for answer in again] == [CACHED] * 3
             assert [answer["tokens"] for answer in again] == [answer["tokens"] for answer in answers]
+
+
+BOUND = 0.02
+KVTC2 = f"""
+[match]
+[codec]
+name = "kvtc2"
+max_kl = {BOUND}
+"""
+TEXT = Path(__file__).parent.parent / "data" / "encyclopedia.txt"
+LENGTH = 650
+
+
+def profile_of(folder: Path) -> Path:
+    """The folder of a profile that was calibrated for this model; skips the test where there is none."""
+    weights = weights_digest(folder)
+    for path in sorted((cache_folder() / "profiles").glob("*/*.safetensors")):
+        origin = read_origin(path)
+        if origin.weights == weights and origin.curve:
+            return path.parent
+    pytest.skip(
+        "no profile of this model with a rate-quality curve was calibrated here; `kvtcd demo` makes one"
+    )
+
+
+def divergence(of: dict[str, float], from_: dict[str, float]) -> float:
+    """KL of two distributions over one vocabulary, given as log probabilities: nats."""
+    return sum(math.exp(log) * (log - from_[token]) for token, log in of.items())
+
+
+@pytest.mark.model
+def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> None:
+    """Pages of the engine, packed by kvtc2 to what the policy allows: the first token stays within it."""
+    profiles = profile_of(smollm2)
+    (folder / "kvtc2.toml").write_text(KVTC2)
+    daemon = Daemon(folder, host=512 << 20, disk=1 << 30, profiles=profiles, policy=folder / "kvtc2.toml")
+    tokens = AutoTokenizer.from_pretrained(smollm2)(TEXT.read_text()).input_ids
+    prompts = [tokens[start : start + LENGTH] for start in range(0, 8 * 1500, 1500)]
+    settings = {"max_logprobs": -1, "max_model_len": 1024, "cpu_bytes": 512 << 20}
+    asked = {"max_tokens": 1, "logprobs": -1}
+    with daemon:
+        with Engine(smollm2, daemon.socket, folder / "one.log", **settings) as engine:
+            computed = [engine.read(words, **asked) for words in prompts]
+        settled(daemon)
+        with daemon.client() as client:
+            (info,) = client.namespaces()
+            assert info.codec.startswith("kvtc2"), info.codec_reason
+            packed = client.stats()["tiers"]["disk"]["packed"]
+    with daemon, Engine(smollm2, daemon.socket, folder / "two.log", **settings) as engine:
+        loaded = [engine.read(words, **asked) for words in prompts]
+    assert all(answer["cached"] == LENGTH // CHUNK * CHUNK for answer in loaded)
+    kl = [
+        divergence(exact["logprobs"][0], lossy["logprobs"][0])
+        for exact, lossy in zip(computed, loaded, strict=True)
+    ]
+    halves = packed["blocks"] * CHUNK * 23_040
+    ratio = halves / packed["bytes"]
+    print(f"KL of the first token {sum(kl) / len(kl):.4f}, at most {max(kl):.4f}; ratio {ratio:.1f}")  # noqa: T201
+    assert 0 < sum(kl) / len(kl) <= BOUND
+    assert ratio > 8

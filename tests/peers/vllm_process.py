@@ -55,7 +55,7 @@ def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
         enforce_eager=True,
         dtype=dtype,
         block_size=block_size,
-        max_model_len=engine.pop("max_model_len", 2048),
+        max_model_len=engine.pop("max_model_len", 512),
         num_gpu_blocks_override=engine.pop("blocks", 128),
         max_num_seqs=4,
         kv_transfer_config=transfer,
