@@ -82,7 +82,7 @@ def inherited(environment: MutableMapping[str, str]) -> list[tuple[str, socket.s
     They are handed over once, and to no child: the variables are removed.
 
     Raises:
-        ConfigError: one of them is not a listening stream socket.
+        ConfigError: one of them is not a socket that listens.
     """
     meant = environment.pop("LISTEN_PID", "")
     count, names = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_FDNAMES", "")
@@ -100,12 +100,10 @@ def _listening(descriptor: int, name: str) -> socket.socket:
     try:
         found = socket.socket(fileno=descriptor)
     except OSError:
-        raise ConfigError(
-            "LISTEN_FDS", name, "is not a socket; use ListenStream= in the socket unit"
-        ) from None
-    if found.type != socket.SOCK_STREAM or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise ConfigError("LISTEN_FDS", name, "is not a socket") from None
+    if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         found.close()
-        raise ConfigError("LISTEN_FDS", name, "is no listening stream; use ListenStream= and Accept=no")
+        raise ConfigError("LISTEN_FDS", name, "does not listen; the socket unit must say Accept=no")
     return found
 
 

@@ -58,7 +58,7 @@ def adopt(name: str, found: socket.socket) -> Listener:
     address = found.getsockname()
     if name == DATA and found.family == socket.AF_UNIX:
         return Listener(found)
-    if name == TCP and found.family in {socket.AF_INET, socket.AF_INET6}:
+    if name == TCP and found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
         if not ipaddress.ip_address(address[0]).is_loopback:
             raise ConfigError("socket activation", str(address), "is not an address of this host alone")
         return Listener(found)

@@ -18,6 +18,7 @@ from kvtcd.client import BlockHead, Client
 from kvtcd.core.access import digest, new_token
 from kvtcd.core.errors import KvtcdError, ServerError, Stopping, Unavailable
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.regions import side_socket
 from kvtcd.lab.daemon import Daemon
 
 pytestmark = pytest.mark.slow
@@ -136,7 +137,7 @@ def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_t
 
     with listening(daemon.socket) as kept:
         inode = daemon.socket.stat().st_ino
-        with supervised(daemon, sockets={"data": kept}) as first:
+        with supervised(daemon, sockets=[("data", kept)]) as first:
             first.until("READY=1")
             with first.client() as client:
                 client.register("n", IDENTITY)
@@ -147,7 +148,7 @@ def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_t
             assert first.stop() == 0
         before = list(acknowledged)
         assert daemon.socket.stat().st_ino == inode
-        with supervised(daemon, sockets={"data": kept}) as second:
+        with supervised(daemon, sockets=[("data", kept)]) as second:
             second.until("READY=1")
             eventually(lambda: len(acknowledged) > len(before))
             stop.set()
@@ -283,12 +284,16 @@ def test_a_master_key_from_a_credential_is_used_and_never_written_or_shown(daemo
     assert "kvtcd.master-key: differs from " in daemon.log.read_text()
 
 
-def test_both_sockets_are_told_apart_and_tcp_takes_a_token_that_is_never_shown(daemon) -> None:
+def test_all_sockets_are_told_apart_and_tcp_takes_a_token_that_is_never_shown(daemon) -> None:
+    beside = side_socket(str(daemon.socket))
     with (
         listening(daemon.socket) as local,
+        listening(beside, socket.SOCK_SEQPACKET) as side,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         supervised(
-            daemon, sockets={"tcp": tcp, "data": local}, **credentials(daemon, tokens=SOME_TOKENS)
+            daemon,
+            sockets=[("tcp", tcp), ("data", local), ("data", side)],
+            **credentials(daemon, tokens=SOME_TOKENS),
         ) as running,
     ):
         running.until("READY=1")
@@ -298,9 +303,15 @@ def test_both_sockets_are_told_apart_and_tcp_takes_a_token_that_is_never_shown(d
             assert put(client, 1, durable=True) == "stored"
             assert bytes(client.get("n", key(1))) == body(1)
             assert peer.namespaces() == (), "a user of this host is another tenant"
+        with running.client() as peer:
+            region = peer.region(1 << 20)
+            assert (region.path, region.why) == ("region", "")
+            region.close()
         with Client(address, token=new_token()) as stranger, pytest.raises(ServerError, match="401"):
             stranger.info()
         assert running.stop() == 0
+    assert daemon.socket.exists()
+    assert Path(beside).exists()
     log = daemon.log.read_text()
     assert SECRET not in log
     assert digest(SECRET.encode()).hex() not in log
@@ -328,7 +339,7 @@ def is_file_with(path: Path, content: bytes) -> bool:
 
 
 def test_a_socket_of_a_name_that_is_not_known_ends_the_start_with_2(daemon) -> None:
-    with listening(daemon.socket) as handed, supervised(daemon, sockets={"side": handed}) as refused:
+    with listening(daemon.socket) as handed, supervised(daemon, sockets=[("side", handed)]) as refused:
         assert refused.ended() == 2
     log = daemon.log.read_text()
     assert "FileDescriptorName= must be data for a Unix socket" in log

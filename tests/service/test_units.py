@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
+from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 import pytest
-from support.supervised import supervised
+from support.supervised import listening, supervised
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
 from kvtcd import cli, config
@@ -170,6 +172,26 @@ def test_the_daemon_can_do_its_work_with_the_system_calls_that_the_unit_allows(t
     log = daemon.log.read_text()
     assert log.count("confined") == 2
     assert "Operation not permitted" not in log
+
+
+@pytest.mark.slow
+def test_a_daemon_takes_every_socket_of_the_socket_units_at_once(tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p")
+    kinds = {"ListenStream": SOCK_STREAM, "ListenSequentialPacket": SOCK_SEQPACKET}
+    unit = settings(UNITS / "kvtcd.socket")
+    with ExitStack() as kept:
+        sockets = [
+            (unit["FileDescriptorName"][0], kept.enter_context(listening(tmp_path / Path(path).name, kind)))
+            for key, kind in kinds.items()
+            for path in unit[key]
+        ]
+        assert len(sockets) == sum(len(values) for key, values in unit.items() if key.startswith("Listen"))
+        with supervised(daemon, sockets=sockets) as running, running.client() as client:
+            running.until("READY=1")
+            region = client.region(1 << 16)
+            assert region.path == "region"
+            region.close()
+            assert running.stop() == 0
 
 
 @pytest.mark.slow

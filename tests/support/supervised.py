@@ -16,7 +16,7 @@ from kvtcd.client import Client
 from kvtcd.lab.daemon import Daemon
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 _LAUNCHER = """
@@ -90,7 +90,7 @@ class Supervised:
 def supervised(
     daemon: Daemon,
     *,
-    sockets: dict[str, socket.socket] | None = None,
+    sockets: Sequence[tuple[str, socket.socket]] = (),
     prelude: str = "",
     **environment: str,
 ) -> Iterator[Supervised]:
@@ -103,18 +103,18 @@ def supervised(
         environment: more variables.
     """
     folder = daemon.config.parent
-    handed = list((sockets or {}).values())
     address = folder / "notify"
     address.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox, daemon.log.open("ab") as log:
         inbox.bind(str(address))
-        descriptors = [inheritable(found) for found in handed]
+        descriptors = [inheritable(found) for _, found in sockets]
         process = subprocess.Popen(
             [sys.executable, "-c", _LAUNCHER, prelude, str(daemon.config), *map(str, descriptors)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=descriptors,
             env=os.environ
             | {"NOTIFY_SOCKET": str(address), "PYTHONUNBUFFERED": "1"}
-            | ({"LISTEN_FDS": str(len(handed)), "LISTEN_FDNAMES": ":".join(sockets)} if sockets else {})
+            | ({"LISTEN_FDS": str(len(sockets))} if sockets else {})
+            | ({"LISTEN_FDNAMES": ":".join(name for name, _ in sockets)} if sockets else {})
             | environment,
         )  # fmt: skip
         for descriptor in descriptors:
@@ -132,9 +132,9 @@ def inheritable(found: socket.socket) -> int:
     return fcntl.fcntl(found.fileno(), fcntl.F_DUPFD, 100)
 
 
-def listening(path: Path) -> socket.socket:
+def listening(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Return a Unix socket as a socket unit makes it."""
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    found = socket.socket(socket.AF_UNIX, kind)
     found.bind(str(path))
     found.listen(128)
     return found
