@@ -36,6 +36,38 @@ def overlap(
     lab.command(groups=groups or [8], disk_ms=disk_ms, device=device, trace=trace, json=json)
 
 
+@app.command("codec")
+def codec(
+    *,
+    p: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--p", min=64, help="Features of a stream, several allowed; default: 5760, 14336, 32768."
+        ),
+    ] = None,
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(min=16, help="Components of a stream, several allowed; default: 512, 1024, 2048."),
+    ] = None,
+    codec: Annotated[
+        list[str] | None,
+        typer.Option(help="kvtc, kvtc2, zlib (6), zstd (1), int4, several allowed; default: all."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
+    device: Annotated[str, typer.Option(help="Where codecs and products run: cpu, cuda.")] = "cpu",
+    seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, all in all.")] = 240,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Show how fast codecs are, by stage, beside the fastest bare matrix products of this machine."""
+    from kvtcd.lab import bench_codec as lab  # noqa: PLC0415 - torch
+
+    lab.command(
+        features=p or [], ranks=rank or [], codecs=codec or [], threads=threads, device=device,
+        seconds=seconds, json=json, plot=plot,
+    )  # fmt: skip
+
+
 @app.command("index")
 def index(
     *,

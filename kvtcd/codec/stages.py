@@ -1,29 +1,30 @@
-"""Names for the parts of a codec's work, and how long each takes, for whoever asks (`kvtcd bench codec`)."""
+"""Names for the parts of a codec's work, and when they began and ended, for `kvtcd bench codec`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 
 class Stopwatch:
-    """Adds up what the stages of one thread take while it is `running`.
+    """Notes the stages of one thread while it is `running`.
 
     Args:
-        clock: seconds; on a GPU, once the device has done what was launched.
+        now: what is noted: seconds, or an event of a GPU.
 
     Attributes:
-        seconds: by stage, in order of first appearance.
+        spans: stage, begin and end, in order.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.seconds: dict[str, float] = {}
+    def __init__(self, now: Callable[[], Any]) -> None:
+        self.now = now
+        self.spans: list[tuple[str, Any, Any]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Take the time of stages."""
+        """Note stages."""
         token = _STOPWATCH.set(self)
         try:
             yield
@@ -41,8 +42,8 @@ def stage(name: str) -> Iterator[None]:
     if watch is None:
         yield
         return
-    begin = watch.clock()
+    begin = watch.now()
     try:
         yield
     finally:
-        watch.seconds[name] = watch.seconds.get(name, 0.0) + watch.clock() - begin
+        watch.spans.append((name, begin, watch.now()))

@@ -28,12 +28,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.codec.staged import Accelerator
-from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.core.errors import ConfigError
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
@@ -49,6 +47,7 @@ from kvtcd.engine.ports import Bytes, Codec
 from kvtcd.engine.steps import Origin
 from kvtcd.engine.timeline import Span, chrome_trace
 from kvtcd.engine.writer import Writer
+from kvtcd.lab.accelerator import accelerator_for
 from kvtcd.lab.figures import write_json
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.disk.records import Take, fresh
@@ -127,7 +126,7 @@ def command(
     Raises:
         Unavailable: the device is not there.
     """
-    accelerator = _accelerator(device)
+    accelerator = accelerator_for(device)
     rows: list[Row] = []
     spans: list[Span] = []
     for count in groups:
@@ -151,16 +150,6 @@ def command(
     if json:
         figures = [asdict(row) | {"bound_s": row.bound_s} for row in rows]
         write_json(json, "bench overlap", {"disk_ms": disk_ms, "device": device, "rows": figures})
-
-
-def _accelerator(device: str) -> Accelerator | None:
-    """Return what packs and unpacks, None for the CPU."""
-    if device == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        raise Unavailable(f"device {device} cannot be used: there is no CUDA device here")
-    where = torch.device(device)
-    return Accelerator(where, nvcomp.load(where))
 
 
 def sample() -> Bytes:
