@@ -117,11 +117,13 @@ class Sq(Method):
 def spectra(profile: StreamProfile, layers: int, heads: int) -> tuple[Tensor, Tensor]:
     """Return components in rows, float32 ``[L, H, D, D]``, and their variances ``[L, H, D]``, descending."""
     rank, features = profile.basis.shape
-    basis = profile.basis.to(torch.float64).view(rank, layers, heads, -1).movedim(0, -1)  # [L, H, D, r]
+    by_layer = profile.basis.view(rank, layers, heads, -1).movedim(0, -1)  # [L, H, D, r]
     spectrum = profile.spectrum.to(torch.float64)
     trimmed = max(profile.total - float(spectrum.sum()), 0.0) / features
-    eye = torch.eye(basis.shape[2], dtype=torch.float64)
-    covariance = (basis * spectrum) @ basis.mT + trimmed * eye
+    eye = torch.eye(by_layer.shape[2], dtype=torch.float64)
+    # A layer at a time: all of them in float64 are gigabytes for a large model.
+    wide = (own.to(torch.float64) for own in by_layer)
+    covariance = torch.stack([(own * spectrum) @ own.mT for own in wide]) + trimmed * eye
     share = covariance.diagonal(dim1=-2, dim2=-1).sum(dim=-1)[..., None, None] * _RAMP / len(eye)
     ramp = torch.arange(len(eye), 0, -1, dtype=torch.float64) / len(eye)
     values, vectors = torch.linalg.eigh(covariance + share * ramp * eye)

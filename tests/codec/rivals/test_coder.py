@@ -131,6 +131,14 @@ def test_blocks_do_not_know_of_each_other(profile, name):
     ] == alone[::-1]
 
 
+@pytest.mark.parametrize("name", ["kivi-2", "gear-2", "cachegen-1"])
+def test_a_token_alone_is_not_billed_as_two_bits(name):
+    """A group of one token is exact, at 2 bits and two numbers for each value: that is no compression."""
+    raw = WORLD.block(1, seed=1, first_token=64)
+    encoded = encode(WORLD, SETTINGS[name], raw, tokens=1)
+    assert (encoded.codec, encoded.reason) == (CodecId.LOSSLESS, Reason.RANGE)
+
+
 def poisoned(value: float) -> torch.Tensor:
     raw = WORLD.block(TOKENS, seed=7, first_token=64)
     raw.view(torch.bfloat16).view(2, 5, TOKENS, 2, 16)[1, 2, 30, 1, 3] = value

@@ -57,6 +57,14 @@ def test_distortion_on_the_sphere_is_exact_within_two_percent(dim, bits, options
     assert float(error) == pytest.approx(DISTORTION[dim][bits - 1], rel=0.02)
 
 
+@pytest.mark.parametrize("dim", [16, 24, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_every_width_and_dimension_is_at_its_codebooks_distortion(dim, bits):
+    x = sphere(1500, dim, seed=bits)
+    error = (through(tq(bits, dim), x) - x).square().sum(dim=1).mean()
+    assert float(error) == pytest.approx(beta(bits, dim).distortion, rel=0.05)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])
 def test_distortion_tends_to_that_of_a_normal_coordinate(bits):
     dim = 1024
