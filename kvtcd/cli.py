@@ -1,6 +1,6 @@
 """The command line.
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 75 already running.
+Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 70 device lost, 75 already running.
 """
 
 from __future__ import annotations

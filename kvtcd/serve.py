@@ -20,7 +20,7 @@ from kvtcd.bootstrap import service
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
 from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
-from kvtcd.engine.pulse import Pulse
+from kvtcd.engine.pulse import PATIENCE, Pulse
 from kvtcd.engine.service import Service
 from kvtcd.systemd import Supervisor, credential, inherited
 from kvtcd.tiers.state import MASTER_KEY
@@ -64,7 +64,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
         handed = inherited(os.environ)
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         tokens = await asyncio.to_thread(_tokens, config, handed)
-        watching = asyncio.create_task(_ask_for_time(supervisor))
+        watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
             async with service(config, record, lost, master=master) as running:
                 watching.cancel()
@@ -123,9 +123,12 @@ def _tokens(config: Config, handed: list[tuple[str, socket.socket]]) -> tuple[To
     return load_tokens(config.tcp.tokens, credential(os.environ, TOKENS))
 
 
-async def _ask_for_time(supervisor: Supervisor) -> None:
-    """Have a start take as long as it takes: after a power cut all that is on disk is looked through."""
-    while True:
+async def _ask_for_time(supervisor: Supervisor, stop: asyncio.Event) -> None:
+    """Have a start take as long as it takes: after a power cut all that is on disk is looked through.
+
+    One that is to stop asks no longer, and is killed in time; the next one begins to look anew.
+    """
+    while not stop.is_set():
         supervisor.tell(_extended(START_S), status="Taking in what is on disk")
         await asyncio.sleep(START_S / 3)
 
@@ -143,9 +146,7 @@ async def _attest(supervisor: Supervisor, pulse: Pulse) -> None:
         if stuck is None:
             supervisor.tell("WATCHDOG=1")
         elif not silent:
-            _log.error(
-                "the thread kvtcd-%s has got nothing done for two minutes; a watchdog is not fed", stuck
-            )
+            _log.error("kvtcd-%s has ended nothing for %g s; the watchdog is not fed", stuck, PATIENCE)
             supervisor.tell(status=f"The thread kvtcd-{stuck} is stuck")
         silent = stuck is not None
         await asyncio.sleep(every)

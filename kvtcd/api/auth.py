@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from aiohttp import web
 
@@ -17,6 +18,19 @@ _USER = frozenset({Scope.DATA, Scope.METRICS})
 _NEEDED = {"/healthz": None, "/readyz": None, "/metrics": Scope.METRICS}
 """What a route asks for, other than `Scope.DATA`; more of it is asked for by the routes themselves."""
 
+
+def unmapped(uid_map: str, overflow: str) -> int | None:
+    """Return the uid that stands for all users whom a user namespace does not know, None if it knows all.
+
+    Args:
+        uid_map: of ``/proc/self``, see user_namespaces(7).
+        overflow: ``/proc/sys/kernel/overflowuid``.
+    """
+    rows = [line.split() for line in uid_map.splitlines()]
+    return None if rows == [["0", "0", str(2**32 - 1)]] else int(overflow)
+
+
+_UNMAPPED = unmapped(Path("/proc/self/uid_map").read_text(), Path("/proc/sys/kernel/overflowuid").read_text())
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -36,7 +50,10 @@ def authenticate(tokens: Sequence[Token]) -> Callable[[web.Request], Caller]:
         transport = request.transport
         connection = transport.get_extra_info("socket") if transport else None
         if connection is not None and connection.family == socket.AF_UNIX:
-            return peer(connection)
+            try:
+                return peer(connection)
+            except PermissionError as error:
+                raise web.HTTPUnauthorized(text=str(error)) from None
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         known = bearer(tokens, token.strip().encode("utf-8", "surrogateescape"))
         if known is None or scheme.lower() != "bearer":
@@ -50,8 +67,13 @@ def peer(connection: socket.socket) -> Caller:
     """Return the tenant ``uid:<n>``; the daemon's own user and root may change what holds for all.
 
     The uid is that of the time of connecting. The pid is not looked at: it may have been given away again.
+
+    Raises:
+        PermissionError: one of several users whom this process cannot tell apart.
     """
     _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid == _UNMAPPED:
+        raise PermissionError("this user is not known in the daemon's user namespace")
     return Caller(f"uid:{uid}", _USER | {Scope.ADMIN} if uid in {0, os.geteuid()} else _USER)
 
 

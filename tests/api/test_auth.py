@@ -17,6 +17,7 @@ from aiohttp import web
 from support.http import NS, TENANT_HEADER, closed, running
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
+from kvtcd.api import auth
 from kvtcd.api.auth import authenticate
 from kvtcd.api.listeners import bind_tcp
 from kvtcd.client import AsyncClient, BlockHead
@@ -169,6 +170,22 @@ async def test_a_token_is_found_wherever_it_stands_and_new_ones_are_long() -> No
     made = {new_token() for _ in range(100)}
     assert len(made) == 100
     assert min(map(len, made)) >= len("kvtcd_") + 43, "256 bits"
+
+
+@pytest.mark.parametrize(
+    ("uid_map", "uid"),
+    [
+        ("         0          0 4294967295\n", None),
+        ("         0       1000          1\n", 65534),
+        ("         0       1000          1\n         1     100000      65536\n", 65534),
+        ("", 65534),
+    ],
+)
+async def test_users_that_a_namespace_does_not_know_are_not_taken_for_one(uid_map, uid, monkeypatch) -> None:
+    assert auth.unmapped(uid_map, "65534\n") == uid
+    monkeypatch.setattr(auth, "_UNMAPPED", uid and os.getuid())
+    async with running(authenticate=authenticate(())) as daemon, daemon.request("GET", "/v1") as answer:
+        assert answer.status == (401 if uid else 200)
 
 
 async def test_a_peer_on_the_socket_is_its_uid_whatever_it_says() -> None:

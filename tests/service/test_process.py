@@ -239,7 +239,7 @@ def test_the_watchdog_is_fed_while_loop_and_threads_make_progress_and_no_longer(
         thread.join()
         assert pings(running.listen(1.5)) >= 2
         assert running.stop() == 0
-    assert re.search(r"the thread kvtcd-disk-\w+ has got nothing done", daemon.log.read_text())
+    assert re.search(r"kvtcd-disk-\w+ has ended nothing for ", daemon.log.read_text())
     assert any(re.match(r"STATUS=The thread kvtcd-disk-\w+ is stuck", line) for [line, *_] in running.heard)
 
 

@@ -76,6 +76,28 @@ def test_the_master_key_is_made_once_and_stays(path):
         assert directory.master_key() != key
 
 
+def test_a_master_key_that_is_given_is_used_and_not_written(path):
+    with opened(path) as directory:
+        assert directory.master_key(b"g" * 32) == b"g" * 32
+        assert not (path / "master.key").exists()
+
+
+def test_a_master_key_that_is_given_must_be_that_of_the_file_if_there_is_one(path):
+    with opened(path) as directory:
+        key = directory.master_key()
+        assert directory.master_key(key) == key
+        with pytest.raises(ConfigError, match="differs from"):
+            directory.master_key(b"g" * 32)
+        assert directory.master_key() == key
+
+
+@pytest.mark.parametrize("size", [0, 31, 33, 64])
+def test_a_master_key_of_another_size_that_is_given_is_refused_and_not_shown(path, size):
+    with opened(path) as directory, pytest.raises(ConfigError, match="not 32 bytes") as error:
+        directory.master_key(b"g" * size)
+    assert "ggg" not in str(error.value)
+
+
 @pytest.mark.parametrize("content", [b"", bytes(31), bytes(33)])
 def test_a_master_key_of_another_size_is_refused_and_kept(path, content):
     with opened(path) as directory:
