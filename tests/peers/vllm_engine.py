@@ -38,7 +38,10 @@ class Engine:
         tier: dict[str, Any] | None = None,
         **engine: Any,
     ) -> None:
-        ours = {"type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": str(socket)}
+        ours = {
+            "type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": str(socket),
+            "retry_seconds": 60.0, "timeout_seconds": 60.0,  # a busy machine must not turn hits into misses
+        }  # fmt: skip
         self._settings = {
             "model": str(model), "dtype": dtype, "block_size": BLOCK, "chunk": chunk, "cpu_bytes": 64 << 20,
             "tiers": [ours | (tier or {})],
