@@ -1,0 +1,207 @@
+"""What the tier makes of every answer of a daemon, and of none; the daemon is scripted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtcd.core.errors import (
+    BadIdentity,
+    Busy,
+    DeadlineExceeded,
+    KvtcdError,
+    NotFound,
+    ServerError,
+    Stopping,
+    StoreFull,
+    Unavailable,
+    UnknownNamespace,
+)
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.layout import Dtype, Layout, Stream
+from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.messages import BlockResult
+from kvtcd.core.place import Tier
+from kvtcd.integrations.vllm_daemon import PAUSES_S, REFUSED_S, Daemon, Link
+from kvtcd.integrations.vllm_jobs import Chunk
+
+BYTES = 8
+IDENTITY = Identity(
+    engine="vllm", hash_scheme="h", model="m", weights="ab" * 32, rope=None,
+    layout=Layout((Stream("pages", 1, 2, rope=False),), 1, Dtype.F16), block_tokens=2,
+)  # fmt: skip
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(bytes([number]) * 32 + bytes(4))
+
+
+def chunk(number: int, parent: int | None = None) -> Chunk:
+    return Chunk(key(number), number, 2, 2 * number, None if parent is None else key(parent))
+
+
+@dataclass
+class Scripted:
+    """A client; `fail` is raised by the call it names."""
+
+    blocks: dict[bytes, bytes] = field(default_factory=dict)
+    boot: str = "one"
+    fail: dict[str, KvtcdError] = field(default_factory=dict)
+    calls: list[Any] = field(default_factory=list)
+    address: str = "socket"
+
+    def _called(self, name: str, what: Any = None) -> None:
+        self.calls.append((name, what))
+        if name in self.fail:
+            raise self.fail[name]
+
+    def info(self):
+        self._called("info")
+        return SimpleNamespace(boot_id=self.boot)
+
+    def register(self, name, identity, deadline=None):  # noqa: ARG002 - as the client's
+        self._called("register", name)
+        return SimpleNamespace(name=name)
+
+    def match(self, name, keys, salt, deadline):  # noqa: ARG002 - as the client's
+        self._called("match")
+        return Matches(tuple(BlockMatch(k, 2, Tier.HOST if k in self.blocks else None) for k in keys))
+
+    def get(self, name, wanted, out, salt, deadline):  # noqa: ARG002 - as the client's
+        self._called("get", wanted)
+        if wanted not in self.blocks:
+            raise NotFound
+        data = self.blocks[wanted]
+        out[: len(data)] = data
+        return out[: len(data)]
+
+    def put_many(self, name, blocks, salt, deadline):  # noqa: ARG002 - as the client's
+        blocks = [(head, bytes(data)) for head, data in blocks]
+        self._called("put", [head for head, _ in blocks])
+        self.blocks |= {head.key: data for head, data in blocks}
+        return tuple(BlockResult(head.key, "stored") for head, _ in blocks)
+
+    def close(self):
+        self._called("close")
+
+
+@dataclass
+class Scene:
+    client: Scripted
+    daemon: Daemon
+    memory: bytearray
+    lost: list[float]
+    wrong: list[str]
+
+    def row(self, number: int) -> memoryview:
+        return memoryview(self.memory)[number * BYTES : (number + 1) * BYTES]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    client, lost, wrong = Scripted(), [], []
+    daemon = Daemon(
+        client, {0: IDENTITY}, salt=b"", seconds=1.0, valid=lambda: wrong[0] if wrong else "",
+        on_lost=lambda: lost.append(time.monotonic()),
+    )  # fmt: skip
+    assert not daemon.up
+    assert daemon.pause() == 0.0
+    assert not daemon.connect()  # the first one is no other one
+    assert daemon.up
+    assert daemon.pause() is None
+    return Scene(client, daemon, bytearray(range(80)), lost, wrong)
+
+
+def test_another_daemon_is_noticed_by_its_boot_id(scene: Scene) -> None:
+    assert not scene.daemon.connect()
+    scene.client.boot = "two"
+    assert scene.daemon.connect()
+    assert not scene.daemon.connect()
+
+
+@pytest.mark.parametrize(
+    "error", [Unavailable("gone"), DeadlineExceeded("answer", 1), Stopping(), UnknownNamespace("m")]
+)
+def test_a_daemon_that_is_away_is_not_asked_again_for_a_while(scene: Scene, error: KvtcdError) -> None:
+    """It was restarted, its namespace was purged, or it hangs: a new connection is needed in each case."""
+    scene.client.fail["match"] = error
+    assert scene.daemon.find([key(1)]) == {}
+    assert not scene.daemon.up
+    assert len(scene.lost) == 1
+
+    asked = len(scene.client.calls)
+    assert scene.daemon.find([key(1)]) == {}
+    assert scene.daemon.load([chunk(1)], scene.row) == []
+    assert scene.daemon.store([chunk(1)], scene.row) == {}
+    assert len(scene.client.calls) == asked
+    assert len(scene.lost) == 1
+    assert 0 < scene.daemon.pause() <= PAUSES_S[0]
+    assert not scene.daemon.connect()
+    assert scene.daemon.up
+
+
+@pytest.mark.parametrize("error", [Busy("host"), StoreFull("put", "ENOSPC"), ServerError(500, "x", "y")])
+def test_a_daemon_that_cannot_now_is_still_there(scene: Scene, error: KvtcdError) -> None:
+    scene.client.fail["put"] = error
+    assert scene.daemon.store([chunk(1)], scene.row) == {}
+    assert scene.daemon.up
+    assert not scene.lost
+
+
+def test_pauses_grow_and_end(scene: Scene) -> None:
+    link = Link(names={0: "m"}, boot="one")
+    for wanted in (*PAUSES_S, PAUSES_S[-1]):
+        link = link.lost(100.0, refused=False)
+        assert link.pause(100.0) == pytest.approx(wanted)
+        assert link.pause(1000.0) == 0.0
+    assert link.lost(100.0, refused=True).pause(100.0) == REFUSED_S
+    assert link.found({0: "m"}, "two").lost(0.0, refused=False).pause(0.0) == PAUSES_S[0]
+    scene.client.fail["register"] = BadIdentity("layout", "is not known to this daemon")
+    scene.daemon.connect()
+    assert scene.daemon.pause() > PAUSES_S[-1]
+
+
+def test_what_does_not_hold_any_more_is_never_asked_for(scene: Scene) -> None:
+    scene.client.blocks[key(1)] = bytes(BYTES)
+    scene.wrong.append("files of an adapter have changed")
+    asked = len(scene.client.calls)
+
+    assert scene.daemon.find([key(1)]) == {}
+    assert scene.daemon.load([chunk(1)], scene.row) == []
+    scene.wrong.clear()  # even if they changed back
+    assert not scene.daemon.connect()
+    assert not scene.daemon.up
+    assert scene.daemon.pause() is None
+    assert len(scene.client.calls) == asked
+
+
+def test_a_load_ends_with_the_daemon_and_skips_what_is_missing_or_short(scene: Scene) -> None:
+    scene.client.blocks = {key(1): b"a" * BYTES, key(3): b"c" * (BYTES - 1), key(4): b"d" * BYTES}
+    chunks = [chunk(number) for number in (1, 2, 3, 4)]
+
+    assert scene.daemon.load(chunks, scene.row) == [key(1), key(4)]
+    assert scene.row(1) == b"a" * BYTES
+    assert scene.row(2) == bytes(range(16, 24))  # missing: not touched
+    assert scene.daemon.up
+
+    scene.client.fail["get"] = Unavailable("gone")
+    assert scene.daemon.load(chunks, scene.row) == []
+    assert sum(name == "get" for name, _ in scene.client.calls) == 5  # one more, not four
+
+
+def test_only_what_is_missing_is_sent_and_nothing_is_taken_for_descent(scene: Scene) -> None:
+    scene.client.blocks[key(1)] = bytes(BYTES)
+    chunks = [chunk(1), chunk(2, 1), chunk(3, 2), chunk(7), chunk(8, 7)]
+
+    outcomes = scene.daemon.store(chunks, scene.row)
+    assert outcomes == {key(1): "duplicate"} | {key(n): "stored" for n in (2, 3, 7, 8)}
+    puts = [heads for name, heads in scene.client.calls if name == "put"]
+    assert [[head.key for head in heads] for heads in puts] == [[key(2), key(3)], [key(7), key(8)]]
+    assert [head.parent for head in puts[0]] == [key(1), key(2)]
+    assert [head.first_token for head in puts[0]] == [4, 6]
+    assert scene.client.blocks[key(8)] == bytes(range(64, 72))
