@@ -148,8 +148,8 @@ def calibrate(
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Most components to keep of each stream.")] = 10_000,
     sensitivity: Annotated[
-        Literal["fisher", "none"],
-        typer.Option(help="How kvtc2 weighs errors: by gradients of the model, or all alike."),
+        Literal["fisher", "attention", "none"],
+        typer.Option(help="How kvtc2 weighs errors: by gradients, by attention alone, or all alike."),
     ] = "fisher",
     low_memory: Annotated[
         bool, typer.Option("--low-memory", help="Shorter windows and at most 2,048 components.")

@@ -31,14 +31,17 @@ from kvtcd.codec.profile import SUFFIX, Profile, StreamProfile, build
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models
+from kvtcd.lab.attention import local_gradients
 from kvtcd.lab.checkpoint import Checkpoint
 from kvtcd.lab.dial import finer, measure, steps
 from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Reading, gather, plan_reading
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.sensitivity import Differentiate, gradients
 from kvtcd.lab.texts import Text
 
-Sensitivity = Literal["fisher", "none"]
+Sensitivity = Literal["fisher", "attention", "none"]
+_DIFFERENTIATE: dict[Sensitivity, Differentiate] = {"fisher": gradients, "attention": local_gradients}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,8 @@ def calibrate(
         seed: of every random choice.
         rank: cap on components.
         window: tokens of a window.
-        sensitivity: how to weigh errors: by gradients (``fisher``), or all alike (``none``).
+        sensitivity: how to weigh errors: by gradients (``fisher``), by what attention alone makes of them
+            (``attention``), or all alike (``none``).
         checkpoints: folder for what was read so far, removed at the end.
         every: seconds between checkpoints.
         phases: shows and times what goes on.
@@ -105,6 +109,7 @@ def calibrate(
     Raises:
         ConfigError: the texts have fewer tokens.
         UnsupportedCache: a layer of the model does not keep its whole past.
+        UnsupportedModel: ``attention`` was asked for, and the model's is not of the standard kind.
     """
     start = models.tokenize(loaded, "")
     ids = [models.tokenize(loaded, source.text)[len(start) :] for source in sources]
@@ -114,9 +119,9 @@ def calibrate(
     gathered = checkpoint.restore(loaded.model.device)
     phases = phases or Phases()
     phases.seconds |= gathered.seconds
-    fisher = sensitivity == "fisher"
     gather(
-        loaded, identity, reading, phases=phases, gathered=gathered, keep=checkpoint.keep, fisher=fisher
+        loaded, identity, reading, phases=phases, gathered=gathered, keep=checkpoint.keep,
+        differentiate=_DIFFERENTIATE.get(sensitivity),
     )  # fmt: skip
     weights = {name: found.moment for name, found in gathered.sensitivities.items()}
     predictor = gathered.tokens.rows(gathered.pilot_basis()) if gathered.tokens else None

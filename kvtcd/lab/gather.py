@@ -4,7 +4,8 @@ Texts are cut into windows that start at position 0, as sequences do, dealt out 
 windows, at least one of each text, are held out: a seeded choice of their rows is the sample that bits are
 allocated on, so that allocation sees components as they are on text the basis was not fitted to. Rows of all
 other windows go into `Moments` and are forgotten; so do gradients, if sensitivities are wanted
-(`lab.sensitivity`), into ``4 p D`` bytes per stream, and rows a second time, weighed (`lab.token_weights`).
+(`lab.sensitivity`, `lab.attention`), into ``4 p D`` bytes per stream, and rows a second time, weighed
+(`lab.token_weights`).
 
 Memory does not depend on the number of tokens. For ``p`` features per stream it is ``4 p^2`` bytes of second
 moment and ``4 p SAMPLE`` of sample per stream, and the rows of one window: for SmolLM2 (p = 5,760) 0.13 and
@@ -35,7 +36,7 @@ from kvtcd.integrations.transformers_blocks import raw_block
 from kvtcd.lab.capture import prefill, windows
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
-from kvtcd.lab.sensitivity import PART, Sensitivity, gradients
+from kvtcd.lab.sensitivity import PART, Differentiate, Sensitivity
 from kvtcd.lab.token_weights import Pilot, Regression
 
 WINDOW = 1024
@@ -154,7 +155,7 @@ def gather(
     phases: Phases,
     gathered: Gathered,
     keep: Callable[[Gathered], None],
-    fisher: bool = False,
+    differentiate: Differentiate | None = None,
 ) -> None:
     """Run the model over the windows that have not been read yet and take in their rows.
 
@@ -167,18 +168,21 @@ def gather(
         phases: gets the time of model and moments.
         gathered: what was read before; changed in place.
         keep: called after each window.
-        fisher: gather sensitivities too.
+        differentiate: gather sensitivities too, of these gradients.
 
     Raises:
         UnsupportedCache: a layer of the model does not keep its whole past.
+        UnsupportedModel: gradients cannot be had in the way that was asked for.
     """
     total = len(reading.windows)
     with phases.bar(f"{identity.model} reads {total} windows", total) as advance:
         advance(gathered.read)
         while gathered.read < total:
             window = reading.windows[gathered.read]
-            if fisher:
-                cache = _differentiate(loaded, identity, reading, phases, gathered)
+            if differentiate:
+                cache = _read_in_two(
+                    loaded, identity, reading, gathered, phases=phases, differentiate=differentiate
+                )
             else:
                 with phases.timed("model"):
                     cache = prefill(loaded, window)
@@ -191,21 +195,23 @@ def gather(
             keep(gathered)
 
 
-def _differentiate(
+def _read_in_two(
     loaded: LoadedModel,
     identity: Identity,
     reading: Reading,
-    phases: Phases,
     gathered: Gathered,
+    *,
+    phases: Phases,
+    differentiate: Differentiate,
 ) -> DynamicCache:
-    """Take in the gradients of the next window; return its cache."""
+    """Read the next window, its end behind its beginning, and take in gradients; return its cache."""
     window = reading.windows[gathered.read]
     continued = len(window) // PART
     with phases.timed("model"):
         cache = prefill(loaded, window[:-continued])
     draw = torch.Generator().manual_seed((reading.seed * _STRIDE + gathered.read) % 2**63)
     with phases.timed("gradients"):
-        whole, found = gradients(loaded.model, cache, window[-continued:], identity, draw)
+        whole, found = differentiate(loaded.model, cache, window[-continued:], identity, draw)
     used = slice(SINKS, len(window) - 2 * continued)
     with phases.timed("moments"):
         taken = {name: every[:, used] for name, every in found.items()}

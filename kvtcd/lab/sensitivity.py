@@ -18,7 +18,7 @@ Nothing here knows the model's modules: any decoder whose cache keeps its whole 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,12 @@ from transformers import DynamicCache, PreTrainedModel
 from kvtcd.codec.rope import Rotation, inverse_frequencies
 from kvtcd.core.identity import Identity
 from kvtcd.integrations.transformers_blocks import require_full_attention
+
+Differentiate = Callable[
+    [PreTrainedModel, DynamicCache, Sequence[int], Identity, torch.Generator],
+    tuple[DynamicCache, dict[str, Tensor]],
+]
+"""What gives gradients: `gradients`, or `attention.local_gradients` in its place."""
 
 PART = 8
 """One part in so many of a window, its end, is what is read behind the cache; as many tokens before are left
@@ -110,13 +116,20 @@ def gradients(
         stream.name: torch.stack([g[0].transpose(0, 1) for g in flat[index :: len(leaves[0])]]).float()
         for index, stream in enumerate(identity.layout.streams)
     }
+    whole = DynamicCache([(keys.detach(), values.detach()) for keys, values, *_ in longer])
+    return whole, before_rope(found, identity)
+
+
+def before_rope(found: Mapping[str, Tensor], identity: Identity) -> dict[str, Tensor]:
+    """Turn gradients ``[L, T, H, D]`` by cached keys into those by keys as they are before RoPE."""
+    turned = dict(found)
     for stream in identity.layout.streams:
         if stream.rope and identity.rope:
             # With k' = f R k the gradient by k is f R^T g', and the inverse rotation is R^T / f.
-            tokens = found[stream.name].shape[1]
-            undo = Rotation(identity.rope, 0, tokens, inverse=True, device=model.device)
-            found[stream.name] = undo(found[stream.name]) * inverse_frequencies(identity.rope)[1] ** 2
-    return DynamicCache([(keys.detach(), values.detach()) for keys, values, *_ in longer]), found
+            own = found[stream.name]
+            undo = Rotation(identity.rope, 0, own.shape[1], inverse=True, device=own.device)
+            turned[stream.name] = undo(own) * inverse_frequencies(identity.rope)[1] ** 2
+    return turned
 
 
 @contextmanager

@@ -236,12 +236,12 @@ def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     runner = CliRunner()
     options = "--model m --text a.txt --text b.txt --tokens 4096 --seed 7 --rank 99 --threads 3 --device cuda"
-    options += " --sensitivity none --low-memory"
+    options += " --sensitivity attention --low-memory"
     result = runner.invoke(app, ["calibrate", *options.split(), "--out", "o", "--json", "j"])
     assert result.exit_code == 0, result.output
     assert given == {
         "model": "m", "files": [Path("a.txt"), Path("b.txt")], "tokens": 4096, "seed": 7, "rank": 99,
-        "sensitivity": "none", "low_memory": True, "threads": 3, "device": "cuda", "out": Path("o"),
+        "sensitivity": "attention", "low_memory": True, "threads": 3, "device": "cuda", "out": Path("o"),
         "json": Path("j"),
     }  # fmt: skip
     runner.invoke(app, ["calibrate", "--model", "m"])

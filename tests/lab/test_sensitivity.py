@@ -90,13 +90,12 @@ def test_gathering_takes_fitted_windows_without_sinks_and_recent_tokens(tiny) ->
     named = models.identity(tiny, Dtype.F32)
     reading = plan_reading([range(96), range(5, 70)], 96, seed=0, window=32)
     gathered = Gathered()
-    gather(
-        tiny, named, reading, phases=Phases(), gathered=gathered, keep=lambda _: None, fisher=True,
-    )  # fmt: skip
+    no_keep = {"phases": Phases(), "keep": lambda _: None}
+    gather(tiny, named, reading, gathered=gathered, differentiate=gradients, **no_keep)
     fitted = len(reading.windows) - reading.held_out
     assert {int(s.count) for s in gathered.sensitivities.values()} == {fitted * (32 - 4 - 4 - SINKS) * 4}
     plain = Gathered()
-    gather(tiny, named, reading, phases=Phases(), gathered=plain, keep=lambda _: None)
+    gather(tiny, named, reading, gathered=plain, **no_keep)
     for name, moments in plain.moments.items():
         # The end of a window was read behind a cache: the same keys but for rounding.
         assert torch.allclose(gathered.moments[name].mean, moments.mean, atol=1e-5)
