@@ -85,6 +85,22 @@ def check(path: ConfigOption = None) -> None:
 
 
 @app.command()
+def doctor(
+    address: Annotated[
+        str | None,
+        typer.Argument(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one."),
+    ] = None,
+    *,
+    json: JsonOption = None,
+) -> None:
+    """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?"""
+    from kvtcd.lab import doctor as lab  # noqa: PLC0415 - numpy
+
+    if not lab.command(address=address, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def token(
     *,
     tenant: Annotated[str, typer.Option(help="Whom it stands for; uid:1000 is that user of this host.")],

@@ -1,0 +1,154 @@
+"""`kvtcd doctor`: is a daemon there, is it the one that is meant, and does every way into it work?
+
+It asks as any client does, by what a caller may know, with a namespace of its own that is purged at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from kvtcd import __version__
+from kvtcd.client import BlockHead, Client
+from kvtcd.client.regions import Region
+from kvtcd.core.errors import KvtcdError
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.layout import Dtype, Layout, Stream
+from kvtcd.core.messages import NamespaceInfo
+
+State = Literal["ok", "note", "wrong"]
+_STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
+_BLOCKS = 8
+_TOKENS = 256
+_LAYOUT = Layout((Stream("v", heads=8, head_dim=256, rope=False),), layers=4, dtype=Dtype.BF16)
+"""4 MiB a block, of a stream without RoPE."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was looked at, how it is, and where it is not well, what to do."""
+
+    what: str
+    state: State
+    said: str
+
+
+def command(*, address: str | None, json: Path | None = None, console: Console | None = None) -> bool:
+    """Look at a daemon and show what was found; tell whether nothing is wrong.
+
+    Args:
+        address: its socket or URL; None: that of ``$KVTCD_SOCKET``, else the default.
+        json: where to write the findings too.
+        console: where to show them.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    console = console or Console()
+    with Client(address) as client:
+        findings = list(examine(client))
+    table = Table(title=f"kvtcd on {client.address}", show_lines=False)
+    for name in ("", "what", "finding"):
+        table.add_column(name)
+    for one in findings:
+        table.add_row(f"[{_STYLE[one.state]}]{one.state}[/]", one.what, one.said)
+    console.print(table)
+    if json:
+        from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch
+
+        write_json(json, "doctor", {"findings": [asdict(one) for one in findings]})
+    return all(one.state != "wrong" for one in findings)
+
+
+def examine(client: Client) -> Iterator[Finding]:
+    """Yield what there is to say, the most basic first; nothing more behind a fault that hides the rest."""
+    try:
+        info = client.info()
+    except KvtcdError as error:
+        yield Finding("daemon", "wrong", str(error))
+        return
+    differs = "" if info.version == __version__ else f", this client {__version__}"
+    yield Finding(
+        "daemon", "note" if differs else "ok", f"version {info.version}{differs}, boot {info.boot_id}"
+    )
+    if not client.ready():
+        yield Finding(
+            "ready", "wrong", "it takes no blocks now: it is starting or stopping, or its disk failed"
+        )
+        return
+    stats = client.stats()
+    for name, tier in stats["tiers"].items():
+        share = tier["used"] / tier["capacity"] if tier["capacity"] else 0.0
+        yield Finding(f"tier {name}", "ok", f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used")
+    try:
+        yield from map(_packed, client.namespaces())
+        yield from _ways(client)
+    except KvtcdError as error:
+        yield Finding("blocks", "wrong", str(error))
+
+
+def _packed(namespace: NamespaceInfo) -> Finding:
+    """Say how a namespace is packed, and why not as its policy asks."""
+    reason = namespace.codec_reason
+    return Finding(
+        f"namespace {namespace.name}",
+        "note" if reason else "ok",
+        f"packed by {namespace.codec}" + (f": {reason}" if reason else ""),
+    )
+
+
+def _ways(client: Client) -> Iterator[Finding]:
+    """Store and fetch blocks by each way there is."""
+    identity = Identity(
+        engine="kvtcd-doctor", hash_scheme="none", model="doctor", weights=secrets.token_hex(32),
+        layout=_LAYOUT, rope=None, block_tokens=_TOKENS,
+    )  # fmt: skip
+    nbytes = _LAYOUT.nbytes(_TOKENS)
+    name = client.register(f"doctor-{secrets.token_hex(4)}", identity).name
+    try:
+        yield _way(client, name, "http", memoryview(bytearray(os.urandom(nbytes))))
+        with client.region(nbytes) as region:
+            if region.path == "region":
+                region.memory[:] = os.urandom(nbytes)
+                yield _way(client, name, "region", region.memory)
+            else:
+                yield _unshared(region)
+    finally:
+        client.purge(name)
+
+
+def _unshared(region: Region) -> Finding:
+    return Finding("by region", "note", f"{region.why}; clients send bytes over HTTP instead")
+
+
+def _way(client: Client, name: str, way: str, memory: memoryview) -> Finding:
+    """Move blocks in and out of a buffer; the same bytes must come back."""
+    sent, taken, given = bytes(memory), 0.0, 0.0
+    for number in range(_BLOCKS):
+        key = EngineKey(f"{way}-{number}".encode())
+        begun = time.perf_counter()
+        result = client.put(name, BlockHead(key, _TOKENS, first_token=0), memory)
+        stored = time.perf_counter()
+        if result.outcome != "stored":
+            why = f"a block was not stored: {result.reason}; see the policy that governs {name!r}"
+            return Finding(f"by {way}", "note", why)
+        client.get(name, key, out=memory)
+        given += time.perf_counter() - stored
+        taken += stored - begun
+        if memory != sent:
+            return Finding(f"by {way}", "wrong", "other bytes came back than were stored; report this")
+    moved = _BLOCKS * len(sent) / 1e9
+    return Finding(
+        f"by {way}",
+        "ok",
+        f"in {moved / taken:.2f} GB/s, out {moved / given:.2f} GB/s, blocks of 4 MiB, by the clock",
+    )

@@ -1,0 +1,72 @@
+"""The doctor finds what is wrong, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from rich.console import Console
+from support.http import running
+
+from kvtcd import cli
+from kvtcd.client import Client
+from kvtcd.lab import doctor
+from kvtcd.lab.doctor import examine
+
+pytestmark = pytest.mark.asyncio
+
+
+async def findings(socket) -> dict[str, tuple[str, str]]:
+    def ask() -> dict[str, tuple[str, str]]:
+        with Client(socket) as client:
+            return {one.what: (one.state, one.said) for one in examine(client)}
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_a_healthy_daemon_is_found_so_and_left_as_it_was(tmp_path):
+    async with running(host=128 << 20) as daemon:
+        await daemon.register()
+        found = await findings(daemon.socket)
+        assert {state for state, _ in found.values()} == {"ok"}, found
+        assert "GB/s" in found["by http"][1]
+        assert "GB/s" in found["by region"][1]
+        assert found["namespace demo"][1] == "packed by toy"
+        assert daemon.blocks() == 0
+        assert [namespace.name for namespace in daemon.toy.service._registry.all()] == ["demo"]
+
+        out = tmp_path / "doctor.json"
+        well = await asyncio.to_thread(
+            doctor.command, address=str(daemon.socket), json=out, console=Console(quiet=True)
+        )
+        assert well
+        assert {row["state"] for row in json.loads(out.read_text())["findings"]} == {"ok"}
+
+
+async def test_what_is_not_well_is_said_with_its_reason():
+    async with running(host=128 << 20) as daemon:
+        while daemon.runner.side_sockets:
+            daemon.runner.side_sockets.pop().close()
+        found = await findings(daemon.socket)
+        assert found["by region"][0] == "note"
+        assert "HTTP instead" in found["by region"][1]
+
+    async with running(host=1 << 20) as daemon:
+        found = await findings(daemon.socket)
+        assert found["by http"][0] == "note"
+        assert "too-large" in found["by http"][1]
+
+
+async def test_other_bytes_than_were_stored_are_a_fault(monkeypatch):
+    async with running(host=128 << 20) as daemon:
+        monkeypatch.setattr(Client, "get", lambda _self, _name, _key, *, out: out.__setitem__(0, out[0] ^ 1))
+        found = await findings(daemon.socket)
+        assert found["by http"] == ("wrong", "other bytes came back than were stored; report this")
+
+
+async def test_without_a_daemon_the_command_fails(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(cli.app, ["doctor", str(tmp_path / "nobody")])
+    assert ended.value.code == 1
+    assert "no daemon answers" in " ".join(capsys.readouterr().out.split())
