@@ -18,7 +18,7 @@ from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
 from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
-from kvtcd.lab.evaluate import SINKS, Size
+from kvtcd.lab.evaluate import SINKS, WINDOW, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
@@ -66,8 +66,8 @@ def command(
         source = profile_source(loaded, identity, specs, profile, phases)
         rows: list[Row] = []
         pairs: list[Pair] = []
+        opened = open_codecs(identity, specs, source, sinks=SINKS, window=WINDOW)
         for task in [*own_tasks, *tasks]:
-            opened = open_codecs(identity, specs, source, sinks=SINKS, window=task.window)
             found = run(loaded, identity, task, order, codecs=opened, phases=phases)
             rows += found.rows
             pairs += found.pairs
@@ -91,7 +91,7 @@ def run(
     packed: dict[Spec, list[tuple[Reply, Size]]] = {spec: [] for spec in codecs}
     with phases.bar(f"{task.name}: {len(items)} items", len(items)) as advance:
         for number, item in enumerate(items, start=1):
-            untouched, behind = play(loaded, identity, item, codecs, task.window)
+            untouched, behind = play(loaded, identity, item, codecs, WINDOW)
             raw.append(untouched)
             for spec, found in behind.items():
                 packed[spec].append(found)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtcd.lab.evaluate import WINDOW
-
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -90,8 +88,6 @@ class Task:
         items: makes them.
         measures: by name.
         file: name of the data file it needs; None where it needs none.
-        window: tokens at the end of what is stored that the policy keeps exact. 0 for problems that are
-            shorter than the window of a policy: they would be stored exactly, and show nothing.
         parameters: of the smallest model known to do better than a guess.
     """
 
@@ -99,5 +95,4 @@ class Task:
     items: Callable[[Order], list[Item]]
     measures: Mapping[str, Measure]
     file: str | None = None
-    window: int = WINDOW
     parameters: int = 0

@@ -13,6 +13,7 @@ from kvtcd.lab.tasks.score import choice, f1, greedy, likelihood
 
 _SHOTS = 5
 _LETTERS = (" A", " B", " C", " D")
+_ASKED = "\nAnswer:"
 _ANSWER_TOKENS = 16
 
 
@@ -49,22 +50,26 @@ def _humaneval(order: Order) -> list[Item]:
 
 
 def _lambada(order: Order) -> list[Item]:
-    """The last word of a passage."""
+    """The last word of a passage, behind five others."""
     rows = read_rows(_file(order, LAMBADA), "text")
+    shots, rows = rows[:_SHOTS], rows[_SHOTS:]
+    before = "".join(f"{row['text']}\n\n" for row in shots)
     items = []
     for n in order.spread(rows):
-        *stored, before, last = rows[n]["text"].rsplit(" ", 2)
-        items.append(Item((Turn(" ".join(stored)), Turn(f" {before}", f" {last}"))))
+        *stored, read, last = rows[n]["text"].rsplit(" ", 2)
+        items.append(Item((Turn(before + " ".join(stored)), Turn(f" {read}", f" {last}"))))
     return items
 
 
 def _mmlu(order: Order) -> list[Item]:
-    """The letter of the right answer."""
+    """The letter of the right answer, behind five questions that are answered."""
     rows = read_rows(_file(order, MMLU), "input", "output")
+    shots, rows = rows[:_SHOTS], rows[_SHOTS:]
+    before = "".join(f"{row['input'].removesuffix(_ASKED)}{_ASKED} {row['output']}\n\n" for row in shots)
     items = []
     for n in order.spread(rows):
-        asked, letter = rows[n]["input"].removesuffix("\nAnswer:"), f" {rows[n]['output']}"
-        items.append(Item((Turn(asked), Turn("\nAnswer:", letter)), answers=(letter,), choices=_LETTERS))
+        stored, letter = before + rows[n]["input"].removesuffix(_ASKED), f" {rows[n]['output']}"
+        items.append(Item((Turn(stored), Turn(_ASKED, letter)), answers=(letter,), choices=_LETTERS))
     return items
 
 
@@ -121,13 +126,12 @@ XQUAD = "xquad_en.json"
 PUBLISHED = (
     Task("gsm8k", _gsm8k, {"loglik": likelihood}, GSM8K),
     Task("humaneval", _humaneval, {"loglik": likelihood}, HUMANEVAL),
-    Task("lambada", _lambada, {"accuracy": greedy, "loglik": likelihood}, LAMBADA, window=0),
+    Task("lambada", _lambada, {"accuracy": greedy, "loglik": likelihood}, LAMBADA),
     Task(
         "mmlu",
         _mmlu,
         {"accuracy": choice, "loglik": likelihood},
         MMLU,
-        window=0,
         parameters=1_000_000_000,
     ),
     Task("key-value", _key_value, {"accuracy": greedy, "loglik": likelihood}, KEY_VALUE),

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from kvtcd.core.errors import ConfigError
-from kvtcd.lab.evaluate import SINKS, WINDOW
 from kvtcd.lab.tasks.battery import TASKS, chosen
 from kvtcd.lab.tasks.item import Item, Order
 from kvtcd.lab.tasks.own import own_task
@@ -63,10 +62,15 @@ def data(tmp_path: Path) -> Path:
         "gsm8k_test.jsonl": jsonl(*problems),
         "humaneval.jsonl.gz": gzip.compress(jsonl(*functions)),
         "lambada_test.jsonl": jsonl(
-            {"text": 'He said "no" and went to bed'}, {"text": "One two three\nfour five"}
+            *[{"text": f"Passage {n} ends"} for n in range(5)],
+            {"text": 'He said "no" and went to bed'},
+            {"text": "One two three\nfour five"},
         ),
         "mmlu_val_zeroshot.jsonl": jsonl(
-            {"subject": "x", "input": "1+1?\nA. 1\nB. 2\nAnswer:", "output": "B"}
+            *[
+                {"subject": "x", "input": f"{n}+1?\nA. 1\nB. {n + 1}\nAnswer:", "output": "B"}
+                for n in range(6)
+            ]
         ),
         "litm_kv75_first100.jsonl.gz": gzip.compress(
             jsonl(*[{"ordered_kv_records": pairs, "key": "key-9", "value": "value-9"}] * 5)
@@ -101,16 +105,21 @@ def test_functions_are_stored_up_to_the_end_of_their_docstring(data: Path) -> No
 
 def test_the_last_word_of_a_passage_is_asked_for(data: Path) -> None:
     first, second = items("lambada", data)
+    before = "".join(f"Passage {n} ends\n\n" for n in range(5))
     assert [(turn.read, turn.said) for turn in first.turns] == [
-        ('He said "no" and went', ""),
+        (before + 'He said "no" and went', ""),
         (" to", " bed"),
     ]
-    assert [(turn.read, turn.said) for turn in second.turns] == [("One two", ""), (" three\nfour", " five")]
+    assert [(turn.read, turn.said) for turn in second.turns] == [
+        (before + "One two", ""),
+        (" three\nfour", " five"),
+    ]
 
 
 def test_one_letter_of_four_is_chosen(data: Path) -> None:
     (only,) = items("mmlu", data)
-    assert only.turns[0].read.endswith("B. 2")
+    assert only.turns[0].read.startswith("0+1?\nA. 1\nB. 1\nAnswer: B\n\n1+1?")
+    assert only.turns[0].read.endswith("Answer: B\n\n5+1?\nA. 1\nB. 6")
     assert (only.turns[1].read, only.turns[1].said) == ("\nAnswer:", " B")
     assert (only.answers, only.choices) == ((" B",), (" A", " B", " C", " D"))
 
@@ -205,12 +214,6 @@ def test_items_are_spread_evenly_over_a_file() -> None:
     assert order.spread([]) == []
 
 
-def test_problems_that_a_window_would_keep_exact_are_read_without_one() -> None:
-    assert {name for name, task in TASKS.items() if task.window == 0} == {"lambada", "mmlu"}
-    assert {task.window for task in TASKS.values()} == {0, WINDOW}
-    assert SINKS > 0
-
-
 def test_without_data_only_what_is_made_up_is_asked(data: Path) -> None:
     tasks, left_out = chosen([], None, LARGE)
     assert [task.name for task in tasks] == ["passkey", "variables", "common-words"]
@@ -256,7 +259,7 @@ def test_ones_own_rows_are_taken_as_they_are(tmp_path: Path) -> None:
         )
     )
     task = own_task(file, "f1")
-    assert (task.name, list(task.measures), task.window) == ("mine", ["f1"], WINDOW)
+    assert (task.name, list(task.measures)) == ("mine", ["f1"])
     first, second = task.items(Order(9, 0, words))
     assert [turn.read for turn in first.turns] == ["c", "q"]
     assert (first.answers, first.tokens, first.stop) == (("a", "b"), 7, "")
