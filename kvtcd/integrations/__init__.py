@@ -1,6 +1,6 @@
 """Where engines meet kvtcd: each module speaks one engine's own interface.
 
-`transformers_*` is for programs that call a model themselves. `vllm_*` is vLLM's secondary tier: `vllm_tier` has
-its interface and nothing else, `vllm_threads` and `vllm_daemon` talk to the daemon, and `vllm_lookups`,
+`transformers_*` is for programs that call a model themselves. `vllm_*` is vLLM's secondary tier: `vllm_tier`
+has its interface and nothing else, `vllm_threads` and `vllm_daemon` talk to the daemon, and `vllm_lookups`,
 `vllm_jobs`, `vllm_identity` and `vllm_model` are values and decisions, tested without vLLM.
 """

@@ -93,6 +93,18 @@ def runs(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
         yield run
 
 
+def pieces(chunks: Iterable[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Split chunks into pieces of one group and at most so many."""
+    piece: list[Chunk] = []
+    for chunk in chunks:
+        if piece and (len(piece) == most or chunk.group != piece[0].group):
+            yield piece
+            piece = []
+        piece.append(chunk)
+    if piece:
+        yield piece
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One transfer that vLLM asked for; `whole` unless keys were left out that are none of ours."""

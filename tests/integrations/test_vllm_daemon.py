@@ -14,7 +14,6 @@ from kvtcd.core.errors import (
     Busy,
     DeadlineExceeded,
     KvtcdError,
-    NotFound,
     ServerError,
     Stopping,
     StoreFull,
@@ -54,6 +53,7 @@ class Scripted:
     fail: dict[str, KvtcdError] = field(default_factory=dict)
     calls: list[Any] = field(default_factory=list)
     address: str = "socket"
+    breaks_at: int = -1
 
     def _called(self, name: str, what: Any = None) -> None:
         self.calls.append((name, what))
@@ -72,13 +72,15 @@ class Scripted:
         self._called("match")
         return Matches(tuple(BlockMatch(k, 2, Tier.HOST if k in self.blocks else None) for k in keys))
 
-    def get(self, name, wanted, out, salt, deadline):  # noqa: ARG002 - as the client's
-        self._called("get", wanted)
-        if wanted not in self.blocks:
-            raise NotFound
-        data = self.blocks[wanted]
-        out[: len(data)] = data
-        return out[: len(data)]
+    def get_many(self, name, keys, out, salt, deadline):  # noqa: ARG002 - as the client's
+        for number, (wanted, into) in enumerate(zip(keys, out, strict=True)):
+            if number == self.breaks_at:
+                self.fail["get"] = Unavailable("broke off")
+            self._called("get", wanted)
+            data = self.blocks.get(wanted)
+            if data is not None:
+                into[: len(data)] = data
+            yield wanted, None if data is None else into[: len(data)]
 
     def put_many(self, name, blocks, salt, deadline):  # noqa: ARG002 - as the client's
         blocks = [(head, bytes(data)) for head, data in blocks]
@@ -189,9 +191,24 @@ def test_a_load_ends_with_the_daemon_and_skips_what_is_missing_or_short(scene: S
     assert scene.row(2) == bytes(range(16, 24))  # missing: not touched
     assert scene.daemon.up
 
-    scene.client.fail["get"] = Unavailable("gone")
-    assert scene.daemon.load(chunks, scene.row) == []
-    assert sum(name == "get" for name, _ in scene.client.calls) == 5  # one more, not four
+    scene.client.breaks_at = 3
+    many = [chunk(1)] * 8 + chunks
+    assert scene.daemon.load(many, scene.row) == []
+    assert not scene.daemon.up
+    assert sum(name == "get" for name, _ in scene.client.calls) == 8  # four more, and none after that
+
+
+def test_what_was_loaded_before_the_daemon_went_away_is_kept(scene: Scene) -> None:
+    scene.client.blocks = {key(n): bytes([n]) * BYTES for n in range(10)}
+    chunks = [chunk(number) for number in range(10)]
+
+    def row(number: int) -> memoryview:
+        if number == 9:
+            scene.client.fail["get"] = Unavailable("gone")
+        return scene.row(number)
+
+    assert scene.daemon.load(chunks, row) == [key(n) for n in range(8)]
+    assert not scene.daemon.up
 
 
 def test_only_what_is_missing_is_sent_and_nothing_is_taken_for_descent(scene: Scene) -> None:
