@@ -32,10 +32,12 @@ class _MatchTable(Table):
 
 _PLANNED = (8, 16, 32, 64)
 """Ratios that profiles have bit plans for."""
+_OWN_RATIO = {"kvtc": 16, "kvtc2": 32}
+"""What is meant where a policy names no dial."""
 
 
 class _CodecTable(Table):
-    name: CodecName = "kvtc"
+    name: CodecName = "kvtc2"
     ratio: Annotated[float | None, Field(gt=1, le=10_000, strict=False, validate_default=True)] = None
     max_kl: Annotated[float | None, Field(gt=0, le=100, strict=False, validate_default=True)] = None
     bits: Annotated[int | None, Field(validate_default=True)] = None
@@ -56,7 +58,7 @@ class _CodecTable(Table):
     def _asked(cls, value: float | None, info: ValidationInfo) -> float | None:
         """Compare with what the codec takes, as far as the table has been read."""
         name, field = info.data.get("name"), info.field_name
-        if name is None or name == "lossless" or (name, value) == ("kvtc", None):
+        if name is None or name == "lossless" or (name in _OWN_RATIO and value is None):
             return value
         asked = {dial: info.data.get(dial) for dial in get_args(DialName)} | {field: value}
         fault = DIALS[name].fault(name, asked)
@@ -73,10 +75,11 @@ class _CodecTable(Table):
         return options
 
     def choice(self) -> CodecChoice:
-        """Return what this says; `kvtc` alone has a ratio of its own accord."""
-        asked = self.model_dump(exclude={"ratio"})
-        default = 16 if self.name == "kvtc" else None
-        return CodecChoice(**asked, ratio=self.ratio if self.ratio is not None else default)
+        """Return what this says."""
+        asked = self.model_dump()
+        if self.ratio is None and self.max_kl is None:
+            asked["ratio"] = _OWN_RATIO.get(self.name)
+        return CodecChoice(**asked)
 
 
 class _Marks(Table):

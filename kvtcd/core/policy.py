@@ -43,8 +43,8 @@ class CodecChoice:
     them. `level`: of CacheGen.
     """
 
-    name: CodecName = "kvtc"
-    ratio: float | None = 16
+    name: CodecName = "kvtc2"
+    ratio: float | None = 32
     sinks: int = 4
     window: int = 128
     max_kl: float | None = None

@@ -57,7 +57,7 @@ async def test_each_tenant_sees_the_policies_with_his_own_namespaces():
 
 async def test_a_reload_loses_nothing_and_holds_for_blocks_packed_from_then_on():
     before = Policy("before", disk=DiskTier(write="evict"))
-    after = Policy("after", codec=CodecChoice(ratio=32), admit=Admit(on_sight=2))
+    after = Policy("after", codec=CodecChoice("kvtc", 32), admit=Admit(on_sight=2))
     async with running(policy=before, load=lambda: (after,)) as daemon:
         await daemon.register(**ROOT)
         for number in (1, 2):

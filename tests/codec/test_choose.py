@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
-    codec = codec_for(WORLD.identity, CodecChoice(ratio=4, window=0), folder)
+    codec = codec_for(WORLD.identity, CodecChoice("kvtc", 4, window=0), folder)
     assert (codec.name, codec.reason) == ("kvtc 4", None)
     raw = WORLD.block(32, seed=1, first_token=64)
     packed = encode(codec, raw.numpy(), tokens=32, first_token=64, after=0)
@@ -48,13 +48,13 @@ def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
     ("identity", "choice", "reason"),
     [
         (World(kv(layers=2)).identity, CodecChoice(), "no profile"),
-        (WORLD.identity, CodecChoice(ratio=5), "plans for 4, 8, not for 5"),
+        (WORLD.identity, CodecChoice("kvtc", 5), "plans for 4, 8, not for 5"),
         (
             dataclasses.replace(WORLD.identity, page_format="vllm-nhd"),
-            CodecChoice(ratio=4),
+            CodecChoice("kvtc", 4),
             "page format vllm-nhd",
         ),
-        (dataclasses.replace(WORLD.identity, scales="fp8"), CodecChoice(ratio=4), "no profile"),
+        (dataclasses.replace(WORLD.identity, scales="fp8"), CodecChoice("kvtc", 4), "no profile"),
         (
             WORLD.identity,
             CodecChoice("gear", None, bits=2),
@@ -147,7 +147,7 @@ def test_a_ratio_that_leaves_no_bits_is_stored_losslessly(tmp_path):
     """Groups cost at least 34 bits: a toy model at a high ratio has none to give."""
     tiny = World(kv(layers=1))
     store(tiny.profile(ratios=(500,))[1], tmp_path)
-    codec = codec_for(tiny.identity, CodecChoice(ratio=500, window=0), ProfileFolder(tmp_path))
+    codec = codec_for(tiny.identity, CodecChoice("kvtc", 500, window=0), ProfileFolder(tmp_path))
     assert "no bit to code with" in codec.reason
     raw = tiny.block(32, seed=1, first_token=64)
     packed = encode(codec, raw.numpy(), tokens=32, first_token=64, after=0)
@@ -157,7 +157,7 @@ def test_a_ratio_that_leaves_no_bits_is_stored_losslessly(tmp_path):
 
 
 def test_a_lossless_policy_needs_no_reason_and_still_reads_coded_blobs(folder):
-    coding = codec_for(WORLD.identity, CodecChoice(ratio=4), folder)
+    coding = codec_for(WORLD.identity, CodecChoice("kvtc", 4), folder)
     plain = codec_for(WORLD.identity, CodecChoice(name="lossless"), folder)
     assert (plain.name, plain.reason) == ("lossless", None)
     raw = WORLD.block(200, seed=3).numpy()
@@ -181,8 +181,8 @@ def test_no_blob_exceeds_the_bound_not_even_of_noise(tmp_path, world, tokens):
     noise = np.random.default_rng(1).integers(0, 256, world.layout.nbytes(tokens), dtype=np.uint8)
     real = world.block(tokens, seed=4, first_token=2).numpy()
     for choice in (
-        CodecChoice(ratio=1, window=1),
-        CodecChoice(ratio=4, window=1),
+        CodecChoice("kvtc", 1, window=1),
+        CodecChoice("kvtc", 4, window=1),
         CodecChoice("kvtc2", 8, window=1),
         CodecChoice(name="lossless"),
         CodecChoice("gear", None, window=1, bits=7),

@@ -87,7 +87,7 @@ def test_what_has_no_map_has_none(name: str) -> None:
 def test_pages_are_coded_as_the_same_block_in_order_is(tmp_path) -> None:
     """The blob of a block does not depend on how its engine lays out pages."""
     store(WORLD.profile()[1], tmp_path)
-    folder, choice = ProfileFolder(tmp_path), CodecChoice(ratio=4, window=0)
+    folder, choice = ProfileFolder(tmp_path), CodecChoice("kvtc", 4, window=0)
     layout = WORLD.identity.layout
     raw = WORLD.block(32, seed=1, first_token=64)
     kind = np.int32 if layout.dtype is Dtype.F32 else np.int16
@@ -109,7 +109,7 @@ def test_pages_are_coded_as_the_same_block_in_order_is(tmp_path) -> None:
     assert centred_error(got["v"], want["v"]) < 0.15
 
 
-@pytest.mark.parametrize("choice", [CodecChoice("lossless", None), CodecChoice(ratio=4)])
+@pytest.mark.parametrize("choice", [CodecChoice("lossless", None), CodecChoice("kvtc", 4)])
 def test_lossless_blobs_hold_pages_as_they_came(tmp_path, choice: CodecChoice) -> None:
     """Whoever has no map for a format, or none yet, reads what was stored losslessly by one who has."""
     store(WORLD.profile()[1], tmp_path)

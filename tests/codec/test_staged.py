@@ -28,7 +28,7 @@ from kvtcd.core.policy import CodecChoice
 WORLD = World(kv())
 TOKENS, FIRST = 160, 64
 CHOICES = [
-    CodecChoice(ratio=4, window=20),
+    CodecChoice("kvtc", 4, window=20),
     CodecChoice("kvtc2", 12, window=20),
     CodecChoice("lossless"),
     CodecChoice("tq", None, window=20, bits=3, options=("mean",)),

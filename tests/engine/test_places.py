@@ -413,7 +413,7 @@ async def test_with_the_real_codec_the_window_of_a_leaf_is_exact_and_of_an_inner
     folder = ProfileFolder(tmp_path)
     policy = Policy(
         "real",
-        codec=CodecChoice(ratio=8, window=window),
+        codec=CodecChoice("kvtc", 8, window=window),
         host=HostTier("raw"),
         disk=DiskTier("evict"),
         evict=LRU,
