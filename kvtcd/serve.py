@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -61,7 +60,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     with closing(Supervisor(os.environ)) as supervisor:
-        handed = inherited(os.environ)
+        handed = [(name, listeners.adopt(name, found)) for name, found in inherited(os.environ)]
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         tokens = await asyncio.to_thread(_tokens, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
@@ -96,15 +95,14 @@ async def serve(config: Config, record: Path | None = None) -> None:
         raise faults[0]
 
 
-def _listeners(config: Config, handed: list[tuple[str, socket.socket]]) -> list[Listener]:
+def _listeners(config: Config, handed: list[tuple[str, Listener]]) -> list[Listener]:
     """Return what connections come in by: sockets that were handed over, and for the rest some bound here.
 
     Raises:
-        ConfigError: what was handed over is not known here, or what is configured cannot be bound.
+        ConfigError: what is configured cannot be bound.
         AlreadyRunning: somebody listens on what is configured.
     """
-    every = [listeners.adopt(name, found) for name, found in handed]
-    names = {name for name, _ in handed}
+    every, names = [listener for _, listener in handed], dict(handed)
     if listeners.DATA not in names:
         every += listeners.bind_both(config.daemon.socket)
     if listeners.TCP not in names and config.tcp.address:
@@ -112,7 +110,7 @@ def _listeners(config: Config, handed: list[tuple[str, socket.socket]]) -> list[
     return every
 
 
-def _tokens(config: Config, handed: list[tuple[str, socket.socket]]) -> tuple[Token, ...]:
+def _tokens(config: Config, handed: list[tuple[str, Listener]]) -> tuple[Token, ...]:
     """Return the tokens of those who come by TCP; without TCP there are none.
 
     Raises:

@@ -178,8 +178,11 @@ def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again
                 + body(1)[:100]
             )
             time.sleep(0.3)
+            running.signal(signal.SIGHUP)
             running.signal(signal.SIGTERM)
             running.until("STOPPING=1")
+            running.signal(signal.SIGTERM)  # impatience changes nothing
+            running.signal(signal.SIGHUP)
             time.sleep(0.3)
             with pytest.raises(Stopping) as refused:
                 client.stats()
