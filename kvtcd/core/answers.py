@@ -78,6 +78,12 @@ class Answers:
             self.deny(waiting, key, reason)
         self._room.demotions.pop(key, None)
 
+    def give_up_unsettleable(self) -> None:
+        """Deny those who wait for a block to be on disk that can never be there, as things are now."""
+        for key in list(self._room.demotions):
+            if key not in self._residents.transfers and (reason := self._room.unsettleable(key)):
+                self.not_down(key, reason)
+
     def disappoint(self, key: RecordKey, reason: Reason) -> None:
         """Deny all who wait for a block to go anywhere."""
         self.not_up(key, reason)

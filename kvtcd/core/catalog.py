@@ -105,6 +105,8 @@ class Catalog:
         now = int(self._clock())
         if now != self.residents.now:  # one number for all that is stamped within a second
             self.residents.now = self._sightings.now = self._hits.now = now
+            if disk := self.residents.shelves.get(Tier.DISK):
+                disk.try_more(now)
 
     def current(self) -> Residents:
         """Return who is where at this moment, to be asked and not to be changed."""
@@ -169,8 +171,8 @@ class Catalog:
                 self._answers.cancel(ticket)
             case ev.Moved(key, nbytes):
                 self._outcomes.moved(key, nbytes)
-            case ev.MoveFailed(key, damaged):
-                self._outcomes.move_failed(key, damaged=damaged)
+            case ev.MoveFailed(key, damaged, full):
+                self._outcomes.move_failed(key, damaged=damaged, full=full)
             case ev.Dropped(key, place):
                 self._outcomes.dropped(key, place)
             case ev.Recovered(found):

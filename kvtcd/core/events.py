@@ -187,10 +187,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class MoveFailed:
-    """The move of this block has failed; `damaged` when its source proved to be unreadable."""
+    """The move of a block has failed; `damaged`: its source is unreadable; `full`: its target has no room."""
 
     key: RecordKey
     damaged: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,28 +228,9 @@ class Tick:
 
 
 Event = (
-    Govern
-    | Mark
-    | Close
-    | Ungovern
-    | Put
-    | Filled
-    | Abandoned
-    | Get
-    | Release
-    | Prefetch
-    | Lease
-    | Unlease
-    | Touch
-    | Settle
-    | Delete
-    | Cancel
-    | Moved
-    | MoveFailed
-    | Dropped
-    | Recovered
-    | Tick
-)
+    Govern | Mark | Close | Ungovern | Put | Filled | Abandoned | Get | Release | Prefetch | Lease | Unlease
+    | Touch | Settle | Delete | Cancel | Moved | MoveFailed | Dropped | Recovered | Tick
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,11 @@ class Outcomes:
 
     def moved(self, key: RecordKey, nbytes: int) -> None:
         """Take in a copy that was moved."""
-        entry = self._residents.entries[key]
-        self.arrived(entry, self._end(entry).target, nbytes)
+        entry, residents = self._residents.entries[key], self._residents
+        target = self._end(entry).target
+        if target is Place.DISK:
+            residents.refused.discard(key)
+        self.arrived(entry, target, nbytes)
 
     def _end(self, entry: Entry) -> Transfer:
         transfer = self._residents.end(entry)
@@ -72,8 +75,11 @@ class Outcomes:
             del self._residents.superseding[entry.key]
             self._answers.doom(older, Reason.DELETED)
 
-    def move_failed(self, key: RecordKey, *, damaged: bool) -> None:
-        """Give back the room of a copy that could not be made, and drop a source that proved damaged."""
+    def move_failed(self, key: RecordKey, *, damaged: bool, full: bool) -> None:
+        """Give back the room of a copy that could not be made, and drop a source that proved damaged.
+
+        A block that a full disk refuses is offered once more, when colder ones have made room.
+        """
         residents, answers = self._residents, self._answers
         entry = residents.entries[key]
         transfer = self._end(entry)
@@ -91,12 +97,25 @@ class Outcomes:
             answers.not_up(key, Reason.FAILED)
         elif transfer.target is Place.GPU:
             answers.deny(answers.prefetched[Tier.GPU], key, Reason.FAILED)
-        elif transfer.target is Place.DISK:
+        elif transfer.target is Place.DISK and not (full and self._offer_again(entry)):
             answers.not_down(key, Reason.FAILED)
-        if transfer.down and not damaged:
+        if transfer.down and not damaged and key not in self._room.demotions:
             residents.outgoing.pop(key, None)
             residents.failed.add(key)  # never tried in a loop
         residents.let_go(entry)
+
+    def _offer_again(self, entry: Entry) -> bool:
+        """Learn that the disk holds less than it was meant to; tell whether this block waits for it again."""
+        residents, room, key = self._residents, self._room, entry.key
+        need = room.packed_need(entry, Place.DISK)
+        if not residents.shelves[Tier.DISK].run_short(entry.namespace, need, residents.now):
+            return False
+        self._answers.give_up_unsettleable()
+        again = key not in residents.refused and room.unsettleable(key) is None
+        if again:
+            residents.refused.add(key)
+            room.demotions[key] = None
+        return again
 
     def dropped(self, key: RecordKey, place: Place) -> None:
         """Note that a copy is gone."""

@@ -54,9 +54,7 @@ class Requests:
         for key in list(room.promotions):
             if key not in residents.transfers and self._too_large(residents.entries[key]):
                 answers.not_up(key, Reason.TOO_LARGE)
-        for key in list(room.demotions):
-            if key not in residents.transfers and (reason := room.unsettleable(key)):
-                answers.not_down(key, reason)
+        answers.give_up_unsettleable()
 
     def close(self, namespace: int) -> None:
         """Deny who waits to store something in a namespace."""
@@ -158,6 +156,7 @@ class Requests:
         for key in pending:
             entry = residents.entries[key]
             residents.failed.discard(key)
+            residents.refused.discard(key)
             if evict:
                 residents.outgoing[key] = MEMORY
             if not entry.ready(Place.DISK):

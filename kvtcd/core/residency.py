@@ -31,6 +31,7 @@ class Residents:
         leases: of these blocks.
         doomed: serve these no more, and drop all their copies as soon as nobody uses them.
         failed: their last way down failed; eviction drops them, only a new request tries again.
+        refused: a full disk did not take them, once.
         outgoing: places that these blocks leave as soon as they have a copy elsewhere and nobody reads.
         now: the catalog's clock, in whole seconds.
     """
@@ -46,6 +47,7 @@ class Residents:
         self.leases: Counter[RecordKey] = Counter()
         self.doomed: set[RecordKey] = set()
         self.failed: set[RecordKey] = set()
+        self.refused: set[RecordKey] = set()
         self.outgoing: dict[RecordKey, tuple[Place, ...]] = {}
         self.actions: list[Action] = []
         self.now = 0
@@ -274,6 +276,7 @@ class Residents:
             self.superseding.pop(key, None)
             self.doomed.discard(key)
             self.failed.discard(key)
+            self.refused.discard(key)
             self.lineage.remove(entry)
 
     def irreplaceable(self, entry: Entry, place: Place) -> bool:

@@ -173,7 +173,7 @@ class Shelf:
         """Set the marks of the whole tier and of each tenant's share."""
         self._marks = marks
         for account in (self.whole, *self._tenants.values()):
-            account.limit(account.capacity, marks.high, marks.low)
+            account.limit(account.meant, marks.high, marks.low)
 
     def _size(self, share: Amount) -> int:
         capacity = self.whole.capacity
@@ -186,6 +186,22 @@ class Shelf:
     def accounts(self, namespace: int) -> tuple[Account, ...]:
         """Return the accounts that its copies are booked on: its own, its tenant's, the whole tier's."""
         return self._booked[namespace]
+
+    def run_short(self, namespace: int, need: int, now: int) -> bool:
+        """Keep less of its tenant, whose device is full; tell whether that makes room for `need` bytes."""
+        account = self._booked[namespace][1]
+        parts = (parts[n] for parts in self.parts.values() for n in account.namespaces)
+        return account.run_short(sum(part.nbytes for part in parts), need, now)
+
+    def try_more(self, now: int) -> None:
+        """After a while, see whether devices that were full hold more."""
+        for account in self._tenants.values():
+            account.try_more(now)
+
+    @property
+    def withheld(self) -> int:
+        """Bytes that tenants were meant to have, and full devices do not hold."""
+        return sum(account.meant - account.capacity for account in self._tenants.values())
 
     def _bounds(self, account: Account) -> bool:
         return account is self.whole or account.capacity < self.whole.capacity

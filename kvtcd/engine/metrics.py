@@ -38,6 +38,12 @@ class Metrics:
         self.internal_errors = self._counter(
             "internal_errors", "Unexpected failures in the background", "where"
         )
+        self.disk_full = self._counter("disk_full", "Blocks that a disk refused because it was full")
+        self.withheld = Gauge(
+            "kvtcd_disk_withheld_bytes",
+            "Bytes of the disk tier that full disks do not hold, and that are not counted on until they do",
+            registry=self.registry,
+        )
         self.quarantined = self._counter("quarantined_environments", "Disk environments set aside as damaged")
         self.stage_seconds = Histogram(
             "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],

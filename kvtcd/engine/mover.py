@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvtcd.core.errors import Corrupt, DeviceLost, KvtcdError, StoreFailed, UnknownProfile
+from kvtcd.core.errors import Corrupt, DeviceLost, KvtcdError, StoreFailed, StoreFull, UnknownProfile
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form, Place
@@ -105,13 +105,15 @@ class Mover:
     def _failed(self, move: Move, error: KvtcdError) -> Outcome:
         # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
         damaged = isinstance(error, Corrupt | UnknownProfile)
+        full = isinstance(error, StoreFull) and move.target is Place.DISK
+        self._metrics.disk_full.inc(full)
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
         told = isinstance(error, StoreFailed | DeviceLost)  # by the writer, and by who ends the process
         log = _log.debug if told else _log.warning
         log("move %s to %s failed: %s", move.source, move.target, error)
-        return Outcome(MoveFailed(move.key, damaged=damaged and move.source.form is Form.PACKED))
+        return Outcome(MoveFailed(move.key, damaged and move.source.form is Form.PACKED, full))
 
     async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
         """Pack a raw host block, and leave it on the host or store it on disk."""

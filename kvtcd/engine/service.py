@@ -13,6 +13,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
+from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
 from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
@@ -269,6 +270,8 @@ class Service:
             self.metrics.used.labels(tier).set(shelf.whole.used)
             self.metrics.capacity.labels(tier).set(shelf.capacity)
             self.metrics.tier_blocks.labels(tier).set(self._tally.total.blocks(tier))
+        if disk := self._driver.catalog.residents.shelves.get(Tier.DISK):
+            self.metrics.withheld.set(disk.withheld)
         self.metrics.blocks.set(len(self._driver.catalog.residents.entries))
         self.metrics.waiting.set(self._driver.waiting)
         for lane in self._lanes:

@@ -280,7 +280,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.moves)
     @rule(
         data=st.data(),
-        outcome=st.sampled_from(["moved", "moved", "failed", "damaged"]),
+        outcome=st.sampled_from(["moved", "moved", "failed", "damaged", "full"]),
         shrink=st.integers(0, 3),
     )
     def move_ends(self, data, outcome: str, shrink: int) -> None:
@@ -299,7 +299,8 @@ class CatalogMachine(RuleBasedStateMachine):
             self.tell(ev.Moved(move.key, size))
         else:
             damaged = outcome == "damaged" and move.source.form is Form.PACKED
-            self.tell(ev.MoveFailed(move.key, damaged=damaged))
+            full = outcome == "full" and move.target is Place.DISK
+            self.tell(ev.MoveFailed(move.key, damaged=damaged, full=full))
 
     @precondition(lambda self: self.world.drops)
     @rule(data=st.data())

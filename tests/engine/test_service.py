@@ -395,6 +395,36 @@ def _full(_puts, _drops) -> None:
     raise StoreFull("write", "ENOSPC")
 
 
+async def test_a_disk_that_holds_less_than_was_meant_evicts_and_goes_on(tmp_path) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        environment = toy.service._registry.tenants[TENANT].writer.environment
+        write, most, refused = environment.write, 0, 0
+
+        def write_if_there_is_room(puts, drops) -> None:
+            nonlocal refused
+            if puts and most and environment.used + sum(put.footprint for put in puts) > most:
+                refused += 1
+                raise StoreFull("write", "ENOSPC")
+            write(puts, drops)
+
+        environment.write = write_if_there_is_room
+        await store(toy.service, ns, {n: block(n) for n in range(100)}, durable=True)
+        most = environment.used
+        results = await store(toy.service, ns, {n: block(n) for n in range(100, 110)}, durable=True)
+        await store(toy.service, ns, {n: block(n) for n in range(110, 120)}, durable=True)
+        found = toy.service.prefixes.match(ns, [key(n) for n in range(120)], b"").blocks
+        text = toy.service.metrics_text().decode()
+        check(toy.catalog)
+
+    assert {result.outcome for result in results} == {"stored"}
+    assert 1 <= refused <= 10, "once and again, not for each block"
+    assert all(block.tier for block in found[100:])
+    assert 10 <= sum(block.tier is None for block in found[:100]) <= 50
+    assert "kvtcd_disk_full_total 0.0" not in text
+    assert "kvtcd_disk_withheld_bytes 0.0" not in text
+
+
 async def test_a_thousand_readers_of_a_cold_block_cost_one_read_and_one_decode(tmp_path) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)

@@ -146,12 +146,14 @@ class Scene:
         above = None if parent is None else key(parent)
         self.tell(ev.Recovered((ev.Found(key(number), namespace, 16, RAW, nbytes, above),)))
 
-    def end(self, number: int | None = None, *, failed: bool = False, damaged: bool = False) -> None:
+    def end(
+        self, number: int | None = None, *, failed: bool = False, damaged: bool = False, full: bool = False
+    ) -> None:
         """End the move of one block, or the first of all."""
         move = next(m for m in self.moves if number is None or m.key == key(number))
         self.moves.remove(move)
-        if failed or damaged:
-            self.tell(ev.MoveFailed(move.key, damaged=damaged))
+        if failed or damaged or full:
+            self.tell(ev.MoveFailed(move.key, damaged=damaged, full=full))
         else:
             raw = self.catalog.residents.entries[move.key].raw_bytes
             self.tell(ev.Moved(move.key, raw if move.target.form is Form.RAW else PACKED))
