@@ -141,7 +141,7 @@ class Room:
         """Grant what finds room, in order; note what the first one without room needs.
 
         Returns:
-            what those need who will not wait for others to be moved.
+            what those need who will not wait for others to be moved, or whom such a one waits behind.
         """
         residents, urgent = self._residents, dict[Account, int]()
         host = residents.shelves[Tier.HOST]
@@ -151,9 +151,12 @@ class Room:
                 if put.key in residents.entries:
                     continue
                 if _waits(host, put.namespace, need, wanted):
-                    if not put.patient and (account := host.tight(put.namespace, need)):
-                        urgent.setdefault(account, need)
-                    if host.whole in wanted:
+                    if not put.patient:
+                        accounts = host.accounts(put.namespace)
+                        urgent |= {account: wanted[account] for account in accounts if account in wanted}
+                    if host.whole in wanted:  # and so all others wait too
+                        if not all(other.patient for other in self.puts.values()):
+                            urgent[host.whole] = wanted[host.whole]
                         break
                     continue
                 residents.admit(self._entry(put), Place.HOST, need)

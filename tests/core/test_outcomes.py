@@ -317,3 +317,19 @@ def test_a_block_that_was_packed_before_its_children_came_is_never_packed_again(
     encodings = [move for move in packed.started if move.key == key(0) and str(move.source) == "host"]
     assert [(str(move.target), move.after) for move in encodings] == [("packed", 0)]
     assert "disk" in packed.where(0)
+
+
+def test_a_block_that_waits_for_room_on_the_gpu_may_lose_other_copies_than_that_on_the_host() -> None:
+    rules = policy(promote=Promote("gpu"), disk=DiskTier("behind", high=1.0, low=1.0))
+    scene = Scene(rules, disk=12, gpu=RAW)
+    for number in (1, 2):
+        scene.put(number)
+        scene.settle_down()
+    scene.get(1)
+    scene.get(2)
+    assert scene.moving() == ["1 host-gpu"]
+    scene.put(3)
+    assert scene.where(2) == "host", "the disk needs its room"
+    scene.settle_down()
+
+    assert scene.where(2) == "gpu host"

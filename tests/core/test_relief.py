@@ -480,3 +480,42 @@ def test_a_block_whose_move_failed_is_not_tried_again_but_lost_for_newcomers() -
 
     assert scene.lost == [(0, Reason.NO_TIER)]
     assert scene.where(2) == "host"
+
+
+def test_a_packed_block_is_not_lost_for_room_to_pack_in_while_every_slot_is_busy() -> None:
+    scene = Scene({1: packing(low=0.5), 2: packing(disk=DiskTier("behind"))}, host=60, descents=1)
+    scene.tell(ev.Govern(1, "tenant", packing(low=0.5), on_disk=False))
+    scene.put(3)
+    scene.put(0, nbytes=20)
+    scene.put(4, nbytes=20, namespace=2)
+    scene.end(3)
+    assert scene.moving() == ["4 host-disk"]
+    scene.get(3)
+
+    assert scene.lost == []
+    assert scene.moving() == ["4 host-disk", "3 packed-host"]
+
+
+def test_packed_copies_stay_while_a_raw_one_of_another_namespace_leaves() -> None:
+    scene = Scene({1: packing(low=0.5), 2: packing(high=1.0, raw=0.9)}, host=30, descents=2)
+    scene.put(2)
+    scene.put(7, namespace=2, patient=True)
+    scene.end(2)
+    assert scene.where(2) == "packed"
+    scene.put(3, patient=True)
+    scene.put(6, namespace=2, patient=True)
+
+    assert scene.moving() == ["7 host-disk"]
+
+
+def test_packed_copies_stay_while_the_bytes_of_another_copy_are_just_going() -> None:
+    rules = {number: packing(high=high, raw=0.5) for number, high in ((1, 0.8), (2, 1.0))}
+    scene = Scene(rules, host=60, descents=1)
+    scene.put(4, namespace=2)
+    scene.put(3, nbytes=20)
+    scene.put(6, nbytes=20, namespace=2, patient=True)
+    scene.end(4)
+    scene.end(3)
+
+    assert "4 packed-disk" not in [f"{m.key[0]} {m.source}-{m.target}" for m in scene.started]
+    assert scene.where(4) == "packed"

@@ -29,6 +29,18 @@ def test_on_the_first_hit_of_two_the_raw_copy_goes_after_its_reader() -> None:
     assert (during, scene.where(0)) == ("host disk", "disk")
 
 
+@pytest.mark.parametrize(("periods", "stays"), [(1, True), (2, False)])
+def test_half_a_hit_is_taken_for_one(periods, stays) -> None:
+    """Hits fade in halves: one is worth a half after a period, and a quarter after two."""
+    scene = Scene(policy(promote=Promote(on_hit=2)))
+    scene.recover(0)
+    scene.read(0)
+    scene.now += periods * 10**9
+    scene.read(0)
+
+    assert scene.where(0) == ("host disk" if stays else "disk")
+
+
 def test_on_the_second_hit_it_stays() -> None:
     scene = Scene(policy(promote=Promote(on_hit=2)))
     scene.recover(0)

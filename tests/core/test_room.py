@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.scene import PACKED, RAW, WAITS, Scene, key, policy
 
 from kvtcd.core import events as ev
@@ -210,3 +211,47 @@ def test_a_large_block_is_not_overtaken_for_ever() -> None:
     assert {scene.answers[ticket] for ticket in small} == {WAITS}
     scene.end()
     assert scene.answers[large] is None
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_who_will_not_wait_hurries_those_before_him_who_would(share) -> None:
+    scene = Scene(brim(share=Share(host=share)), host=int(50 / share), descents=1)
+    for number in range(5):
+        scene.put(number)
+    scene.settle(4)
+    patient = scene.put(5, patient=True)
+    assert (scene.answers[patient], scene.lost) == (WAITS, [])
+    hasty = scene.put(6)
+
+    assert [scene.answers[patient], scene.answers[hasty]] == [None, None]
+    assert scene.lost == [(0, Reason.PRESSURE), (1, Reason.PRESSURE)]
+
+
+def test_those_behind_one_who_waits_for_the_whole_tier_are_not_looked_at_with_every_event() -> None:
+    scene = Scene(brim(), host=30, descents=1)
+    for number in range(3):
+        scene.put(number, patient=True)
+    for number in range(3, 100):
+        scene.put(number, patient=True)
+    room, looked_at = scene.catalog.room, []
+    known = room.known
+    room.known = lambda put: looked_at.append(put) or known(put)
+    scene.tell(ev.Tick())
+
+    assert len(looked_at) == 1
+
+
+def test_promotions_behind_one_that_waits_for_the_whole_tier_are_not_looked_at_with_every_event() -> None:
+    scene = Scene(brim(), host=30, descents=1)
+    for number in range(10, 60):
+        scene.recover(number)
+    for number in range(3):
+        scene.put(number, patient=True)
+    for number in range(10, 60):
+        scene.get(number)
+    host, looked_at = scene.catalog.residents.shelves[Tier.HOST], []
+    tight = host.accounts
+    host.accounts = lambda namespace: looked_at.append(namespace) or tight(namespace)
+    scene.tell(ev.Tick())
+
+    assert len(looked_at) < 10

@@ -28,10 +28,13 @@ class Graded(Rings, ABC):
         self._first, self._last = count - 1, 0
         self._least = least
 
+    def _rank(self, worth: float) -> int:
+        """Return the ring for a worth; the outermost take what is beyond."""
+        return max(0, min(round(STEPS * (log2(worth) - self._least)), len(self._rings) - 1))
+
     def _grade(self, seat: Seat, worth: float) -> None:
-        """Make a seat the youngest of those of this worth; the outermost rings take what is beyond."""
-        rank = round(STEPS * (log2(worth) - self._least))
-        rank = max(0, min(rank, len(self._rings) - 1))
+        """Make a seat the youngest of those of this worth."""
+        rank = self._rank(worth)
         self._first, self._last = min(self._first, rank), max(self._last, rank)
         self._place(seat, rank)
 

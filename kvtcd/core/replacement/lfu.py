@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log2
-
 from kvtcd.core.replacement.graded import STEPS, Graded
 from kvtcd.core.replacement.seat import Block, Seat
 from kvtcd.core.sightings import Sightings
@@ -49,7 +47,7 @@ class Lfu(Graded):
     def admits(self, block: Block) -> bool:
         """Tell whether a newcomer is clearly worth more than the least worthy."""
         least = min((worth for worth, _, _ in self._heads()), default=0.0)
-        return log2(self._uses(block)) >= least + _MARGIN
+        return self._rank(self._uses(block)) / STEPS >= least + _MARGIN
 
     def _uses(self, block: Block) -> float:
         return max(self._sightings.count(block.key), 1.0)
