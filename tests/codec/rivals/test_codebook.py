@@ -56,6 +56,17 @@ def test_distortions_are_those_that_are_published(dim):
     assert found == pytest.approx(DISTORTIONS[dim], rel=1e-4)
 
 
+def test_the_codebook_in_a_file_of_another_program_is_matched():
+    """`codebook_d256_b4.json` of 0xSero/turboquant, which stopped a little before it converged."""
+    found = beta(4, 256)
+    published = [
+        0.0080040506, 0.0241882281, 0.0409291597, 0.0587061675,
+        0.0782193963, 0.1006663658, 0.1285573497, 0.1693834024,
+    ]  # fmt: skip
+    assert found.levels[8:].tolist() == pytest.approx(published, rel=6e-4)
+    assert found.distortion == pytest.approx(0.009407533529, rel=1e-6)
+
+
 def test_distortions_of_a_normal_coordinate_are_those_that_are_published():
     assert [gaussian(bits).distortion for bits in range(1, 8)] == pytest.approx(GAUSSIAN[:7], rel=1e-4)
 

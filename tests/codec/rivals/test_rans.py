@@ -38,6 +38,22 @@ def test_symbols_come_back(steps, alphabet, seed, skew):
     assert (cumulative[:, -1] == 1 << 16).all()
 
 
+def test_hardly_a_changed_word_goes_unnoticed():
+    """Most leave a lane in another state than it began with; a few are other symbols, as good as any."""
+    symbols = drawn(50, [7] * 5, seed=2)
+    cumulative, words, states = coded(symbols, [7] * 5)
+    unnoticed = 0
+    for number in range(len(words)):
+        flipped = words.clone()
+        flipped[number] ^= 1
+        try:
+            rans.decode(flipped, states, cumulative, 50)
+        except BadField:
+            continue
+        unnoticed += 1
+    assert unnoticed < 0.2 * len(words)
+
+
 @pytest.mark.parametrize("skew", [1.0, 3.0, 20.0])
 def test_the_rate_is_the_entropy(skew):
     """Of each lane's own distribution; states are five bytes a lane beside that."""
@@ -58,6 +74,8 @@ def test_words_that_do_not_fit_are_refused():
             rans.decode(changed, states, cumulative, 50)
     with pytest.raises(BadField):
         rans.decode(words, states.roll(1, 0), cumulative, 50)
+    with pytest.raises(BadField):
+        rans.decode(words[:0], states, cumulative, 0)  # a state that symbols are left in
     falling = cumulative.clone()
     falling[2, 3] = 60000
     with pytest.raises(BadField, match="fall"):
