@@ -83,6 +83,11 @@ def test_a_dump_reads_back(tmp_path: Path) -> None:
         ("[hosts]\n", "hosts", "is not a known field"),
         ("host = 3", "host", "is not a table"),
         ("[daemon]\nstop_seconds = 0", "daemon.stop_seconds", "greater than 0"),
+        ("[disk]\ncapacity = '65 TiB'", "disk.capacity", "65 TiB is more than a process can address"),
+        ("[host]\ncapacity = 99999999999999999999999", "host.capacity", "more than a process can address"),
+        ("[tenants]\ndisk = '0 B'", "tenants.disk", "'0 B' is nothing"),
+        ("[tenants]\nhost = '65 TiB'", "tenants.host", "more than a process can address"),
+        ("[daemon]\nsocket = '/" + "s" * 107 + "'", "daemon.socket", "108 bytes in all"),
     ],
 )
 def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field, why) -> None:
@@ -121,6 +126,10 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
         ("[codec]\nname = 'fp8'\nbits = 8", "codec.bits", "fp8 has no dial"),
         ("[tiers]\nhost = {high = 0.5, low = 0.6}", "tiers.host", "low 0.6 is above high 0.5"),
         ("[tiers]\nremote = {}", "tiers.remote", "is not a known field"),
+        ("[tiers]\nhost = {form = 'raw', raw = 0.5}", "tiers.host.raw", 'means nothing to form = "raw"'),
+        ("[share]\ndisk = '0 GiB'", "share.disk", "is nothing"),
+        ("[share]\nhost = '1000000 TiB'", "share.host", "more than a process can address"),
+        ("[tiers]\ndisk = {ttl = '99999999999d'}", "tiers.disk.ttl", "less than or equal to"),
         ("[tenant]\nname = 'x'", "tenant", "is not a known field"),
         ("[match]\ntenant = 'x'", "match.tenant", "is not a known field"),
         ("[admit]\nmin_tokens = -1", "admit.min_tokens", "greater than or equal to 0"),
@@ -145,6 +154,13 @@ def test_a_wrong_policy_names_file_field_and_reason(tmp_path, text, field, why) 
 
     assert (error.value.path, error.value.field) == (str(path), field)
     assert why in str(error.value)
+
+
+def test_a_socket_whose_path_just_fits_is_taken(tmp_path: Path) -> None:
+    name = "s" * (107 - len(str(tmp_path)) - 1)
+    (tmp_path / "config.toml").write_text(f"[daemon]\nsocket = {name!r}\n")
+
+    assert config.load(tmp_path / "config.toml").daemon.socket == tmp_path / name
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -10,9 +11,12 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
 from kvtcd.config.values import Part, Size, Table, read, show_bytes, validated
+from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Share
 
 _MIB = 1 << 20
+MAX_SOCKET_PATH = 107
+"""Linux has 108 bytes for it, with the zero at the end."""
 
 
 def _of_this_host(text: str) -> str:
@@ -130,6 +134,9 @@ def load(path: Path | None) -> Config:
     def absolute(target: Path) -> Path:
         return root / target.expanduser()
 
+    if (length := len(os.fsencode(absolute(config.daemon.socket)))) > MAX_SOCKET_PATH:
+        why = f"{length} bytes in all; the path of a Unix socket has at most {MAX_SOCKET_PATH}"
+        raise ConfigError(path or "defaults", "daemon.socket", why)
     return config.model_copy(
         update={
             "daemon": config.daemon.model_copy(

@@ -97,6 +97,14 @@ class _HostTable(_Marks):
     form: Literal["raw", "raw-then-packed"] = "raw-then-packed"
     raw: Annotated[float, Field(ge=0, le=1)] = 0.5
 
+    @field_validator("raw")
+    @classmethod
+    def _meant(cls, raw: float, info: ValidationInfo) -> float:
+        """Refuse what is given and means nothing."""
+        if info.data.get("form") == "raw":
+            raise ValueError('means nothing to form = "raw", where all stays raw; leave it out')
+        return raw
+
 
 class _DiskTable(_Marks):
     write: Literal["behind", "evict"] = "behind"

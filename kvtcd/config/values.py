@@ -8,23 +8,33 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from kvtcd.core.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B?)")
+_MOST = 64 << 40
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+) ?([smhd])")
 
 
-def _bytes(value: object) -> object:
+def _bytes(value: object) -> Any:  # noqa: ANN401 - what is no text is left for the field to judge
     """Read a size: a whole number of bytes, or text such as ``"8 GiB"``."""
     if isinstance(value, str):
         found = _SIZE.fullmatch(value)
         if not found:
             raise ValueError(f'{value!r} is not a size; write for instance "8 GiB"')
         return int(float(found[1]) * _UNITS[found[2]])
+    return value
+
+
+def _addressable(value: int) -> int:
+    """Refuse what no process can map; the disk tier maps twice its capacity."""
+    if value > _MOST:
+        raise ValueError(
+            f"{show_bytes(value)} is more than a process can address; at most {show_bytes(_MOST)}"
+        )
     return value
 
 
@@ -49,7 +59,12 @@ def _seconds(value: object) -> object:
 def _amount(value: object) -> object:
     """Read what somebody may have of a tier: a share such as ``0.5``, or a size such as ``"200 GiB"``."""
     if isinstance(value, str):
-        return _bytes(value)
+        nbytes = _addressable(_bytes(value))
+        if not nbytes:
+            raise ValueError(
+                f"{value!r} is nothing, and nothing could be stored; leave it out for all of the tier"
+            )
+        return nbytes
     if isinstance(value, float) and 0 < value <= 1:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value == 1:
@@ -57,9 +72,9 @@ def _amount(value: object) -> object:
     raise ValueError(f'{value!r} is neither a share above 0 and up to 1, nor a size; write 0.5 or "200 GiB"')
 
 
-Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0), AfterValidator(_addressable)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1)]
+Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1, le=100 * 365 * 86400)]
 Part = Annotated[float | int, BeforeValidator(_amount)]
 """A share of a tier as a float, or bytes as an int."""
 
