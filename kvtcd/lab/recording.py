@@ -58,6 +58,7 @@ class _Group:
 
     touched: float
     block_tokens: int
+    token_bytes: int
     named: tuple[RecordKey, ...] = ()
     blocks: dict[RecordKey, int] = field(default_factory=dict)
     got: set[RecordKey] = field(default_factory=set)
@@ -73,14 +74,14 @@ class _Group:
         place = {key: number for number, key in enumerate(self.named)}
         blocks = sorted(self.blocks, key=lambda key: place.get(key, len(place)))
         tokens = sum(self.blocks.values())
-        return Request(round(self.at - start, 3), tokens, tuple(blocks), self.block_tokens)
+        return Request(round(self.at - start, 3), tokens, tuple(blocks), self.block_tokens, self.token_bytes)
 
 
 class _Space:
     """One namespace: which requests name a block that they have not referred to, and which did so last."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
+    def __init__(self, block_tokens: int, token_bytes: int) -> None:
+        self._block_tokens, self._token_bytes = block_tokens, token_bytes
         self._naming: dict[RecordKey, list[_Group]] = {}
         self._holding: dict[RecordKey, _Group] = {}
         self._latest: _Group | None = None
@@ -114,7 +115,7 @@ class _Space:
         self._refer(group, key, tokens, now)
 
     def _open(self, now: float, named: Sequence[RecordKey] = ()) -> _Group:
-        group = _Group(now, self._block_tokens, tuple(named))
+        group = _Group(now, self._block_tokens, self._token_bytes, tuple(named))
         self.groups.append(group)
         for key in named:
             self._naming.setdefault(key, []).append(group)
@@ -149,7 +150,8 @@ def _requests(path: Path, lines: Iterator[str]) -> Iterator[Request]:
                     raise ValueError(f"version {row[MARK]!r}; this release reads {VERSION}")  # noqa: TRY301 - as the others
                 spaces = {}
             elif "block_tokens" in row:
-                spaces[row["namespace"]] = space = _Space(int(row["block_tokens"]))
+                space = _Space(int(row["block_tokens"]), int(row["token_bytes"]))
+                spaces[row["namespace"]] = space
                 all_spaces.append(space)
             elif row["op"] != "gap":
                 now = max(now, float(row["t"]))  # clocks are set back

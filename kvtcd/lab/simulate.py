@@ -23,7 +23,7 @@ from kvtcd.core.policy import Evict, Policy
 from kvtcd.lab.belady import most_hits
 from kvtcd.lab.recording import read_requests
 from kvtcd.lab.replay import Replay
-from kvtcd.lab.trace import BLOCK_TOKENS, Request
+from kvtcd.lab.trace import Request
 
 _BLOCKS = re.compile(r"(\d+) ?blocks")
 RAW_LRU = Policy("lru", evict=Evict("lru", leaves_first=False))
@@ -66,8 +66,8 @@ def command(
     """
     tried = [load_policy(path) for path in policies]
     requests = read_requests(trace)
-    block_tokens = max(request.block_tokens for request in requests)
-    blocks = [budget_blocks(budget, bytes_per_token, block_tokens) for budget in budgets]
+    nbytes = block_bytes(requests, bytes_per_token)
+    blocks = [budget_blocks(budget, nbytes) for budget in budgets]
     console = Console()
     with Progress(console=console) as progress:
         rows = simulate(requests, tried, blocks, ratios, progress)
@@ -84,26 +84,31 @@ def command(
         write_json(json, "policy simulate", figures | {"rows": [asdict(row) for row in rows]})
 
 
-def budget_blocks(text: str, bytes_per_token: int | None, block_tokens: int = BLOCK_TOKENS) -> int:
-    """Read a budget: ``"3000blocks"``, or a size, for which the bytes of a token must be known.
+def block_bytes(requests: Sequence[Request], bytes_per_token: int | None) -> int | None:
+    """Return the raw bytes of a block, where namespaces differ of the largest; None if nobody says.
 
     Args:
-        text: the budget.
-        bytes_per_token: raw bytes of a token.
-        block_tokens: tokens of a block; where namespaces differ, of the largest.
+        requests: those of a recording say it.
+        bytes_per_token: counts instead of what they say.
+    """
+    sizes = [(request.block_tokens, bytes_per_token or request.token_bytes) for request in requests]
+    return max((tokens * nbytes for tokens, nbytes in sizes if nbytes), default=None)
+
+
+def budget_blocks(text: str, block_bytes: int | None) -> int:
+    """Read a budget: ``"3000blocks"``, or a size, for which the raw bytes of a block must be known.
 
     Raises:
         ConfigError: it is neither, or holds no block.
     """
     if found := _BLOCKS.fullmatch(text):
         blocks = int(found[1])
-    elif bytes_per_token is None:
-        raise ConfigError(
-            "--budget", "", f"{text!r} is not for instance 3000blocks; a size needs --bytes-per-token"
-        )
+    elif block_bytes is None:
+        why = f"{text!r} is not for instance 3000blocks; a size needs --bytes-per-token, but for a recording"
+        raise ConfigError("--budget", "", why)
     else:
         try:
-            blocks = TypeAdapter(Size).validate_python(text) // (block_tokens * bytes_per_token)
+            blocks = TypeAdapter(Size).validate_python(text) // block_bytes
         except ValidationError:
             raise ConfigError(
                 "--budget", "", f"{text!r} is neither a size, such as 64GiB, nor 3000blocks"

@@ -33,12 +33,14 @@ class Request:
         tokens: of its input.
         blocks: keys of its blocks, in order.
         block_tokens: of each of them but the last.
+        token_bytes: raw bytes of a token in all layers; None where the trace does not say.
     """
 
     at: float
     tokens: int
     blocks: tuple[RecordKey, ...]
     block_tokens: int = BLOCK_TOKENS
+    token_bytes: int | None = None
 
 
 def read_trace(path: Path) -> list[Request]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -117,25 +118,35 @@ def test_short_sequences_are_not_kept(requests) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_per_token", "blocks"),
-    [("3000blocks", None, 3000), ("7 blocks", 5, 7), ("64GiB", 131_072, 1024), ("1 GiB", 1 << 20, 2)],
+    ("text", "block_bytes", "blocks"),
+    [("3000blocks", None, 3000), ("7 blocks", 5, 7), ("64GiB", 64 << 20, 1024), ("1 GiB", 512 << 20, 2)],
 )
-def test_a_budget_is_blocks_or_bytes(text, bytes_per_token, blocks) -> None:
-    assert simulate.budget_blocks(text, bytes_per_token) == blocks
+def test_a_budget_is_blocks_or_bytes(text, block_bytes, blocks) -> None:
+    assert simulate.budget_blocks(text, block_bytes) == blocks
+
+
+def test_the_bytes_of_a_block_are_those_that_a_recording_says_or_the_user(requests) -> None:
+    recorded = [replace(requests[0], block_tokens=16, token_bytes=8), replace(requests[0], token_bytes=2)]
+
+    assert simulate.block_bytes(requests, None) is None
+    assert simulate.block_bytes(requests, 100) == 512 * 100
+    assert simulate.block_bytes(recorded, None) == 512 * 2
+    assert simulate.block_bytes(recorded[:1], None) == 16 * 8
+    assert simulate.block_bytes(recorded, 10) == 512 * 10
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_per_token", "why"),
+    ("text", "block_bytes", "why"),
     [
         ("64GiB", None, "needs --bytes-per-token"),
         ("many", 100, "is neither a size"),
         ("0blocks", None, "does not hold one block"),
-        ("1 KiB", 100, "does not hold one block"),
+        ("1 KiB", 51_200, "does not hold one block"),
     ],
 )
-def test_a_wrong_budget_is_refused(text, bytes_per_token, why) -> None:
+def test_a_wrong_budget_is_refused(text, block_bytes, why) -> None:
     with pytest.raises(ConfigError, match=why):
-        simulate.budget_blocks(text, bytes_per_token)
+        simulate.budget_blocks(text, block_bytes)
 
 
 def test_the_command_writes_rows_that_others_read(tmp_path, monkeypatch, capsys) -> None:
