@@ -25,7 +25,7 @@ from kvtcd.lab.bench_codec_figures import STAGES, Figures, Floor, Row, speeds, s
 from kvtcd.lab.bench_codec_floor import DTYPES, Form, fastest, forms
 from kvtcd.lab.bench_codec_packers import CODECS, PEERS, codec, dequantize, peer, quantize
 from kvtcd.lab.bench_codec_plot import draw
-from kvtcd.lab.bench_codec_timing import LEAST_ROUNDS, OTHER, HostClock, in_turn, run
+from kvtcd.lab.bench_codec_timing import LEAST_ROUNDS, OTHER, DeviceClock, HostClock, in_turn, run
 
 P, RANK = 512, 64
 CPU = torch.device("cpu")
@@ -196,6 +196,39 @@ def test_calls_are_timed_in_turn_until_time_is_up():
 def test_on_one_thread_waiting_is_not_counted():
     assert run(lambda: time.sleep(0.02), HostClock(1)).seconds < 0.01
     assert run(lambda: time.sleep(0.02), HostClock(2)).seconds >= 0.02
+
+
+def test_on_a_device_time_passes_between_events_and_none_is_waited_for_within(monkeypatch):
+    waited = []
+
+    class Event:
+        reached = 0.0  # milliseconds of the device
+
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = Event.reached
+
+        def synchronize(self):
+            waited.append(self.at)
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    def call():
+        with stage("product"):
+            Event.reached += 30.0
+        with stage("deflate"):
+            Event.reached += 10.0
+        assert not waited
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timed = run(call, DeviceClock())
+
+    assert math.isclose(timed.seconds, 0.04)
+    assert timed.stages == pytest.approx({"product": 0.03, "deflate": 0.01, OTHER: 0.0}, abs=1e-9)
+    assert waited[0] == 40.0
 
 
 # ---- the command
