@@ -82,24 +82,17 @@ def command(
         made = {tokens: profile_for(loaded, phases, tokens=tokens) for tokens in sorted(set(budgets))}
         pairs: dict[tuple[int, Spec], Pair] = {}
         found: dict[tuple[int, Spec], Mapping[str, Dimension]] = {}
-        skipped = []
+        skipped: list[str] = []
         for tokens, path in made.items():
             source = ProfileSource(path, identity)
             profile = source.find(identity)
             assert profile, "its path was given"
-            for spec in specs:
-                try:
-                    codec = open_codecs(
-                        identity, [spec, _beside(spec, source.ratios)], source, sinks=SINKS, window=WINDOW
-                    )
-                except ConfigError as reason:
-                    skipped.append(f"{tokens:,} tokens: {reason}")
-                    continue
-                with phases.bar(f"{tokens:,} tokens, {spec}", len(documents)) as advance:
-                    pairs[tokens, spec] = measure(
-                        loaded, identity, documents, context, codecs=list(codec.values()), advance=advance
-                    )
-                found[tokens, spec] = dimensions(profile, spec)
+            opened, reasons = _opened(identity, specs, source)
+            skipped += [f"{tokens:,} tokens: {reason}" for reason in reasons]
+            with phases.bar(f"{tokens:,} tokens", len(documents)) as advance:
+                measured = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
+            pairs |= {(tokens, spec): pair for spec, pair in measured.items()}
+            found |= {(tokens, spec): dimensions(profile, spec) for spec in measured}
     compared = rows(pairs, found, [document.file for document in documents])
     figures = Figures(
         model=loaded.folder.name,
@@ -126,17 +119,33 @@ def measure(
     documents: Sequence[Document],
     context: int,
     *,
-    codecs: Sequence[NamespaceCodec],
+    codecs: Mapping[Spec, Sequence[NamespaceCodec]],
     advance: Advance,
-) -> Pair:
-    """Take every document through one codec at two stands of its dial."""
-    stands: list[list[Measured]] = [[] for _ in codecs]
+) -> dict[Spec, Pair]:
+    """Take every document through codecs, each at two stands of its dial."""
+    stands: dict[Spec, list[list[Measured]]] = {spec: [[] for _ in own] for spec, own in codecs.items()}
     for number, document in enumerate(documents):
         read = evaluate.read(loaded, identity, document.tokens, context)
-        for row, codec in zip(stands, codecs, strict=True):
-            row.append(evaluate.measure(loaded, identity, read, codec.encoder, codec.decoder))
+        for spec, own in codecs.items():
+            for row, codec in zip(stands[spec], own, strict=True):
+                row.append(evaluate.measure(loaded, identity, read, codec.encoder, codec.decoder))
         advance(number + 1)
-    return Pair.of(stands)
+    return {spec: Pair.of(found) for spec, found in stands.items()}
+
+
+def _opened(
+    identity: Identity, specs: Sequence[Spec], source: ProfileSource
+) -> tuple[dict[Spec, Sequence[NamespaceCodec]], list[str]]:
+    """Return each codec at the two stands of its dial, and why others cannot be had with this profile."""
+    opened: dict[Spec, Sequence[NamespaceCodec]] = {}
+    reasons = []
+    for spec in specs:
+        stands = [spec, _beside(spec, source.ratios)]
+        try:
+            opened[spec] = list(open_codecs(identity, stands, source, sinks=SINKS, window=WINDOW).values())
+        except ConfigError as reason:
+            reasons.append(str(reason))
+    return opened, reasons
 
 
 def show(console: Console, figures: Figures) -> None:
