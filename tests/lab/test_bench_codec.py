@@ -8,6 +8,8 @@ import math
 import sys
 import time
 import zlib
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from kvtcd.codec.stages import stage
 from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import CodecId, Kind, parse
 from kvtcd.core.errors import ConfigError, KvtcdError, Unavailable
-from kvtcd.lab import bench_codec, bench_codec_packers
+from kvtcd.lab import bench_codec, bench_codec_packers, bench_codec_timing
 from kvtcd.lab.accelerator import accelerator_for
 from kvtcd.lab.bench_codec_case import GROUP, PLAN, TOKENS, check, cosines, make, plan, shape
 from kvtcd.lab.bench_codec_figures import STAGES, Figures, Floor, Row, speeds, stages
@@ -184,13 +186,12 @@ def test_the_run_of_median_time_is_told_with_its_own_stages():
     assert median.stages == {"work": 2.5, OTHER: 0.5}
 
 
-def test_calls_are_timed_in_turn_until_time_is_up():
-    order = []
-    end = time.monotonic() + 0.05
-    in_turn({"a": lambda: order.append("a"), "b": lambda: time.sleep(0.01)}, HostClock(2), end, lambda: None)
+def test_calls_are_timed_in_turn_until_time_is_up(monkeypatch):
+    order, clock, seconds = [], HostClock(2), iter(range(100))
+    monkeypatch.setattr(bench_codec_timing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    in_turn({name: partial(order.append, name) for name in "ab"}, clock, 10, lambda: None)
 
-    assert len(order) > LEAST_ROUNDS + 1
-    assert time.monotonic() >= end
+    assert order == ["a", "b"] * (1 + LEAST_ROUNDS + 10)
 
 
 def test_on_one_thread_waiting_is_not_counted():
