@@ -92,9 +92,8 @@ class Kind(IntEnum):
 class Header:
     """What a blob says of itself.
 
-    `plan` names the plan in the profile (0: none), or holds options and seed of a codec that has those;
-    `step` is the quantiser step, or where another dial stands, of codecs that have one; `token_classes`
-    counts step classes among tokens (0: none). `first_token` is None when unknown.
+    `plan` names the plan in the profile (0: none), or holds options and seed; `step` is the quantiser's, or
+    another dial; `token_classes` counts step classes of tokens (0: none). `first_token` is None when unknown.
     """
 
     codec: CodecId
