@@ -52,7 +52,7 @@ class Residents:
         self.actions: list[Action] = []
         self.now = 0
         self._parts: list[RecordKey] = []
-        self._kinds: dict[Kind, Kind] = {}
+        self._kinds: dict[tuple[int, int, int], Kind] = {}
         self._numbers: dict[int, int] = {}
 
     def govern(self, rules: Govern) -> None:
@@ -71,7 +71,7 @@ class Residents:
     def ungovern(self, namespace: int) -> None:
         """Forget a namespace that has no blocks."""
         self.rules.pop(namespace, None)
-        self._kinds = {kind: kind for kind in self._kinds if kind.namespace != namespace}
+        self._kinds = {kind: kind for kind in self._kinds.values() if kind.namespace != namespace}
         for shelf in self.shelves.values():
             shelf.ungovern(namespace)
 
@@ -113,10 +113,11 @@ class Residents:
     def recover(self, found: Sequence[Found]) -> None:
         """Take in blocks that lie on disk: a million at a start, so what can be done once for many is."""
         shelf, booked, entries = self.shelves[Tier.DISK], Counter[int](), self.entries
-        parts = shelf.parts[Place.DISK]
+        parts, kinds = shelf.parts[Place.DISK], self._kinds
         for key, namespace, tokens, raw_bytes, nbytes, parent, position, ttl in found:
             expires = None if ttl is None else self.now + ttl
-            entry = Entry(key, Kind(namespace, tokens, raw_bytes), position, parent, expires)
+            kind = kinds.get((namespace, tokens, raw_bytes)) or Kind(namespace, tokens, raw_bytes)
+            entry = Entry(key, kind, position, parent, expires)
             self._enter(entry)
             entry.disk = copy = Copy(entry, State.READY, self._shared(nbytes))
             parts[namespace].insert(copy)

@@ -73,7 +73,7 @@ def scan(
             if why is not None:
                 why.inc()
                 refused.append(key)
-        taken += rows[sound].tobytes()
+        taken += (rows if sound.all() else rows[sound]).tobytes()
     found = np.frombuffer(taken, envelopes.ROW)
     return found[np.argsort(found["created"], kind="stable")], refused  # the order of use is not kept
 

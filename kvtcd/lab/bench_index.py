@@ -8,6 +8,7 @@ counted (`RssAnon`): the kernel takes them back.
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import tempfile
@@ -47,14 +48,18 @@ class Row:
         bytes_per_block: of memory, each.
         match_ms: of `ASKED` keys, in the catalog; the median.
         match_http_ms: the same by the client over the Unix socket.
+        match_http_cpu_ms: processor time of client and daemon together for one of these; the mean.
         restart_s: from starting the program until it is ready, after a clean end.
+        restart_cpu_s: processor time that this took: about what is left of it on an idle machine.
     """
 
     blocks: int
     bytes_per_block: float
     match_ms: float
     match_http_ms: float
+    match_http_cpu_ms: float
     restart_s: float
+    restart_cpu_s: float
 
 
 def command(*, sizes: Sequence[int], json: Path | None, plot: Path | None) -> None:
@@ -100,12 +105,16 @@ def measure(folder: Path, blocks: int, base: int, written: Callable[[int], None]
     daemon = _daemon(folder, blocks)
     restart_s = daemon.start()
     try:
+        restart_cpu_s = cpu_s(daemon.pid)
         grown = resident(daemon.pid) - base
         with daemon.client() as client:
-            match_http_ms = 1000 * statistics.median(_times(lambda keys: _ask(client, keys), blocks))
+            asked = questions(blocks)
+            busy = cpu_s(daemon.pid) + time.process_time()
+            http_ms = 1000 * statistics.median(_times(lambda keys: _ask(client, keys), asked))
+            http_cpu_ms = 1000 * (cpu_s(daemon.pid) + time.process_time() - busy) / ROUNDS
     finally:
         daemon.stop()
-    return Row(blocks, grown / blocks, match_ms(blocks), match_http_ms, restart_s)
+    return Row(blocks, grown / blocks, match_ms(blocks), http_ms, http_cpu_ms, restart_s, restart_cpu_s)
 
 
 def _ask(client: Client, keys: list[EngineKey]) -> None:
@@ -118,29 +127,39 @@ def match_ms(blocks: int) -> float:
     catalog = Catalog(shelves(policy, sightings, host=1 << 24, disk=blocks * QUOTA), int, sightings)
     catalog.handle(Govern(1, "bench", policy))
     record_key = TenantKeys.derive(bytes(32), "bench").record_keys(IDENTITY.digest, b"")
-    tokens, parent = IDENTITY.block_tokens, None
+    tokens = IDENTITY.block_tokens
+    found: list[Found] = []
     for number in range(blocks):
         key = record_key(engine_key(number))
-        above = parent if number % CHAIN else None
-        copy = Found(key, 1, tokens, IDENTITY.layout.nbytes(tokens), QUOTA // 2, above)
-        catalog.handle(Recovered((copy,)))
-        parent = key
+        above = found[-1].key if number % CHAIN else None
+        found.append(Found(key, 1, tokens, IDENTITY.layout.nbytes(tokens), QUOTA // 2, above))
+    catalog.handle(Recovered(tuple(found)))
     matcher = Matcher(catalog, IDENTITY.digest, record_key)
     return 1000 * statistics.median(
-        _times(lambda keys: matcher.by_keys(keys, matcher.record_keys(keys)), blocks)
+        _times(lambda keys: matcher.by_keys(keys, matcher.record_keys(keys)), questions(blocks))
     )
 
 
-def _times(match: Callable[[list[EngineKey]], object], blocks: int) -> list[float]:
-    """Return the seconds of several matches, each of other blocks where there are enough."""
+def questions(blocks: int) -> list[list[EngineKey]]:
+    """Return the keys of several matches, each of other blocks where there are enough."""
+    firsts = [number * (blocks // ROUNDS) for number in range(ROUNDS)]
+    return [[engine_key((first + n) % blocks) for n in range(ASKED)] for first in firsts]
+
+
+def _times(match: Callable[[list[EngineKey]], object], asked: Sequence[list[EngineKey]]) -> list[float]:
+    """Return the seconds of several matches."""
     times = []
-    for number in range(ROUNDS):
-        first = number * (blocks // ROUNDS)
-        keys = [engine_key((first + n) % blocks) for n in range(ASKED)]
+    for keys in asked:
         begin = time.perf_counter()
         match(keys)
         times.append(time.perf_counter() - begin)
     return times
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has taken, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
@@ -174,11 +193,20 @@ def _exponent(points: Sequence[tuple[float, float]]) -> float | None:
 def table(rows: Sequence[Row]) -> Table:
     """Return the figures as a table."""
     shown = Table(title="What blocks cost")
-    for column in ("blocks", "memory, B each", f"match {ASKED}, ms", "over HTTP, ms", "start, s"):
+    for column in (
+        "blocks",
+        "memory, B each",
+        f"match {ASKED}, ms",
+        "over HTTP, ms",
+        "CPU, ms",
+        "start, s",
+        "CPU, s",
+    ):
         shown.add_column(column, justify="right")
     for row in rows:
         shown.add_row(
             f"{row.blocks:,}", f"{row.bytes_per_block:,.0f}", f"{row.match_ms:.2f}",
-            f"{row.match_http_ms:.2f}", f"{row.restart_s:.2f}",
+            f"{row.match_http_ms:.2f}", f"{row.match_http_cpu_ms:.2f}", f"{row.restart_s:.2f}",
+            f"{row.restart_cpu_s:.2f}",
         )  # fmt: skip
     return shown

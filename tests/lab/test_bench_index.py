@@ -59,7 +59,7 @@ async def test_a_service_takes_all_of_it_in(tmp_path) -> None:
 
 
 def test_growth_is_the_exponent_of_the_law() -> None:
-    rows = [Row(n, 400.0, 1.0, 2.0, 2.0 + 3e-6 * n**1.5) for n in (100, 1000, 10_000, 100_000)]
+    rows = [Row(n, 400.0, 1.0, 2.0, 2.0, 2.0 + 3e-6 * n**1.5, 2.0) for n in (100, 1000, 10_000, 100_000)]
 
     assert memory_growth(rows) == pytest.approx(1.0)
     assert restart_growth(rows[:1]) is None
@@ -67,7 +67,7 @@ def test_growth_is_the_exponent_of_the_law() -> None:
 
 
 def test_a_plot_is_drawn_or_refused(tmp_path) -> None:
-    rows = [Row(n, 400.0, 1.0, 2.0, 3.0) for n in (1000, 10_000)]
+    rows = [Row(n, 400.0, 1.0, 2.0, 2.0, 3.0, 3.0) for n in (1000, 10_000)]
     draw(rows, tmp_path / "index.png")
 
     assert (tmp_path / "index.png").read_bytes().startswith(b"\x89PNG")
@@ -87,3 +87,4 @@ def test_the_command_measures_a_real_daemon(tmp_path, monkeypatch) -> None:
     assert set(row) >= {"blocks", "bytes_per_block", "match_ms", "match_http_ms", "restart_s"}
     assert row["blocks"] == 2000
     assert row["restart_s"] > 0 < row["match_http_ms"]
+    assert row["restart_cpu_s"] > 0 < row["match_http_cpu_ms"]

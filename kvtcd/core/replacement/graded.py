@@ -30,12 +30,14 @@ class Graded(Rings, ABC):
 
     def _rank(self, worth: float) -> int:
         """Return the ring for a worth; the outermost take what is beyond."""
-        return max(0, min(round(STEPS * (log2(worth) - self._least)), len(self._rings) - 1))
+        rank, last = round(STEPS * (log2(worth) - self._least)), len(self._rings) - 1
+        return 0 if rank < 0 else min(rank, last)
 
     def _grade(self, seat: Seat, worth: float) -> None:
         """Make a seat the youngest of those of this worth."""
         rank = self._rank(worth)
-        self._first, self._last = min(self._first, rank), max(self._last, rank)
+        if not self._first <= rank <= self._last:
+            self._first, self._last = min(self._first, rank), max(self._last, rank)
         self._place(seat, rank)
 
     @abstractmethod

@@ -75,10 +75,13 @@ class Ring:
 
     def prepend(self, seat: Seat) -> None:
         """Take in a seat as the oldest."""
-        self._insert(seat, cast("Link", self._end.younger))
+        oldest = self._end.younger
+        assert oldest is not None, "a ring is closed"
+        self._insert(seat, oldest)
 
     def _insert(self, seat: Seat, younger: Link) -> None:
-        older = cast("Link", younger.older)
+        older = younger.older
+        assert older is not None, "one of the ring"
         seat.older, seat.younger = older, younger
         older.younger = younger.older = seat
         self.nbytes += seat.nbytes
