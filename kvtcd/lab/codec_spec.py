@@ -69,7 +69,7 @@ class Spec:
         return spec
 
     def __str__(self) -> str:
-        return ",".join((self.name if self.dial is None else f"{self.name}:{self.dial:g}", *self.options))
+        return spelled(self.codec, self.dial)
 
     @property
     def codec(self) -> str:
@@ -199,6 +199,12 @@ def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[S
             )
         dials = sorted({round(d * step) for d in around for step in _STEPS})
     return [replace(spec, dial=dial) for dial in dials]
+
+
+def spelled(codec: str, dial: float | None) -> str:
+    """Return a codec with its options, and where its dial stands, as the command line has it."""
+    name, comma, options = codec.partition(",")
+    return codec if dial is None else f"{name}:{dial:g}{comma}{options}"
 
 
 def _number(text: str, dial: str) -> float:

@@ -10,13 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import EqualKl, Point
 
 if TYPE_CHECKING:
     from kvtcd.lab.rd import Figures
 
 _POINTS: tuple[tuple[str, Callable[[Point], str]], ...] = (
-    ("codec", lambda p: p.codec if p.dial is None else f"{p.codec}:{p.dial:g}"),
+    ("codec", lambda p: spelled(p.codec, p.dial)),
     ("ratio", lambda p: f"{p.ratio:.1f}"),
     ("all", lambda p: f"{p.ratio_all:.1f}"),
     ("KL", lambda p: fraction(p.kl, 4)),
@@ -65,7 +66,7 @@ def show(console: Console, figures: Figures) -> None:
     for point in figures.points:
         if point.finer or point.refused:
             console.print(
-                f"{point.codec}:{point.dial:g} stored {point.finer} blocks finer than asked and "
+                f"{spelled(point.codec, point.dial)} stored {point.finer} blocks finer than asked and "
                 f"{point.refused} losslessly."
             )
     if figures.equal_kl:

@@ -13,7 +13,7 @@ from kvtcd.core.blob import CodecId
 from kvtcd.core.errors import ConfigError, ProfileMismatch, UnknownProfile
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import codec_spec
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs, spelled
 
 WORLD = World(kv())
 
@@ -89,6 +89,12 @@ def test_a_spec_is_what_a_policy_says() -> None:
 def test_kvtc_without_a_dial_is_put_at_every_plan_of_the_profile(path: Path) -> None:
     opened = open_all(path, "kvtc", "lossless")
     assert list(opened) == [Spec("kvtc", 4), Spec("kvtc", 8), Spec("lossless")]
+
+
+def test_a_codec_with_options_is_spelled_as_it_is_read() -> None:
+    assert spelled("tq,mean,haar", 3) == "tq:3,mean,haar"
+    assert spelled("tq,mean", None) == "tq,mean"
+    assert spelled("kvtc2", 28.5) == "kvtc2:28.5"
 
 
 def test_codecs_of_bits_and_levels_are_put_at_what_they_have() -> None:

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from kvtcd.lab.codec_spec import Spec
+from kvtcd.lab.codec_spec import Spec, spelled
 from kvtcd.lab.evaluate import Size
 from kvtcd.lab.rd_report import bounds, fraction
 from kvtcd.lab.statistics import Interval, interval, mean
@@ -109,7 +109,7 @@ def _difference(scores: Sequence[float], others: Sequence[float]) -> Interval:
 _ROWS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("task", lambda r: r.task),
     ("metric", lambda r: r.metric),
-    ("codec", lambda r: r.codec if r.dial is None else f"{r.codec}:{r.dial:g}"),
+    ("codec", lambda r: spelled(r.codec, r.dial)),
     ("ratio", lambda r: "" if math.isnan(r.ratio) else f"{r.ratio:.1f}"),
     ("n", lambda r: str(r.n)),
     ("raw", lambda r: fraction(r.score_raw, 3)),
