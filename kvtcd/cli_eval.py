@@ -85,6 +85,33 @@ def budget(
     )  # fmt: skip
 
 
+@app.command("guard")
+def guard(
+    *,
+    model: ModelOption,
+    codec: Annotated[str, typer.Option("--codec", help="kvtc2 with a dial, a ratio or a KL: kvtc2:64.")],
+    text: Annotated[
+        list[Path],
+        typer.Option(help="A text or JSONL file, several allowed; caches of the first are corrupted."),
+    ],
+    profile: ProfileOption = None,
+    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
+    continuation: Annotated[
+        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
+    ] = 128,
+    windows: Annotated[int, typer.Option(min=2, help="Documents of each kind.")] = 4,
+    threads: ThreadsOption = 1,
+    json: JsonOption = None,
+) -> None:
+    """Show what the guard of kvtc2 does with foreign texts, random tokens and corrupted caches."""
+    from kvtcd.lab import guard as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        model=model, profile=profile, codec=codec, files=text, context=context, continuation=continuation,
+        per_file=windows, threads=threads, json=json,
+    )  # fmt: skip
+
+
 @app.command("tasks")
 def tasks(
     *,

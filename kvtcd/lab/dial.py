@@ -102,7 +102,7 @@ def _point(
         logits = evaluate.continue_behind(loaded, decoded, identity.layout, document.continuation)
         sizes += evaluate.size(identity.layout, document.blocks, encoded, recent)
         qualities.append(evaluate.quality(document.logits, logits, document.continuation))
-        errors += [_errors(coder, block, step, recent) for block in document.blocks]
+        errors += [weighted_errors(coder, block, step, recent) for block in document.blocks]
     low, high = _interval([quality.kl for quality in qualities])
     if low <= 0.0:  # less than the sum of a distribution's float32 logarithms can tell
         return None
@@ -117,8 +117,11 @@ def _point(
     )
 
 
-def _errors(coder: Stepped, block: Block, step: float, recent: int) -> Tensor:
-    """Weighted errors of a block's tokens that are neither sinks nor recent, as the guard sees them."""
+def weighted_errors(coder: Stepped, block: Block, step: float, recent: int) -> Tensor:
+    """Return weighted errors of a block's tokens that are neither sinks nor recent, as the guard sees them.
+
+    They are infinite where these tokens cannot be coded at all.
+    """
     coded = evaluate.coded_tokens(block, recent)
     if not coded:
         return torch.empty(0, device=block.raw.device)
@@ -129,8 +132,9 @@ def _errors(coder: Stepped, block: Block, step: float, recent: int) -> Tensor:
         first_token=block.first_token,
         scratch=HeapScratch(),
     )
-    assert isinstance(run, Run), "what the model itself has made can be coded"
-    return run.error
+    return (
+        run.error if isinstance(run, Run) else torch.full((len(coded),), torch.inf, device=block.raw.device)
+    )
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
