@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvtcd.core.blob import BasisId, CodecId, Header
 from kvtcd.core.dials import DIALS, OPTIONS, CodecName
 from kvtcd.core.errors import BadField
@@ -43,6 +45,10 @@ class Setting:
     dial: float = 0
     options: frozenset[str] = frozenset()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Round the dial to what a header can hold, so that encoder and decoder have the same."""
+        object.__setattr__(self, "dial", float(np.float32(self.dial)))
 
     @classmethod
     def of(cls, choice: CodecChoice) -> Setting:

@@ -316,6 +316,17 @@ def test_a_seed_is_in_the_blob_and_decodes_what_it_coded():
         assert max(found.values()) < 0.06
 
 
+def test_a_ratio_that_float32_does_not_hold_is_the_same_on_both_sides():
+    raw = WORLD.block(TOKENS, seed=1, first_token=64)
+    wide = 4 * 2 * 16
+    ranks = range(3, 30)
+    for rank in ranks:
+        ratio = 0.8 * TOKENS * wide / (rank * (TOKENS + wide))
+        for near in (ratio, math.nextafter(ratio, 0), math.nextafter(ratio, 99)):
+            blob = encode(WORLD, Setting("xkv", near), raw, tokens=TOKENS).blob
+            decode(WORLD, blob, TOKENS)
+
+
 def test_a_blob_of_another_profile_is_refused(profile):
     raw = WORLD.block(TOKENS, seed=1, first_token=64)
     blob = encode(WORLD, SETTINGS["sq-3"], raw, tokens=TOKENS, profile=profile).blob
