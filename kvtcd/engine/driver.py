@@ -16,6 +16,7 @@ from kvtcd.core.errors import DeadlineExceeded, StoreFailed
 from kvtcd.core.events import Action, Event, Move, Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import MEMORY, Place
+from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Outcome
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
@@ -78,7 +79,7 @@ class Driver:
         self._device = device
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._errands = Errands(metrics)
 
     async def ask(self, request: Request, deadline: float) -> Reason | None:
         """Put a request to the catalog and wait: None when it is granted, else the reason why not.
@@ -133,7 +134,7 @@ class Driver:
                     case ev.Move():
                         self._start(action)
                     case ev.Drop(key, Place.DISK):
-                        self._spawn(self._drop(key, self._tenant_of(key)))
+                        _ = self._errands.start("drop", self._drop(key, self._tenant_of(key)))
                     case ev.Drop(key, place):
                         self._free(key, place)
                         pending.append(ev.Dropped(key, place))
@@ -157,7 +158,8 @@ class Driver:
             self._memory.allocate(move.key, entry.raw_bytes)
         elif move.target is Place.GPU and self._device:
             self._device.allocate(move.key, entry.raw_bytes)
-        self._spawn(self._finish(move, self._mover.move(move, namespace, tenant, self.origins.get(move.key))))
+        work = self._mover.move(move, namespace, tenant, self.origins.get(move.key))
+        _ = self._errands.start("move", self._finish(move, work))
 
     def _free(self, key: RecordKey, place: Place) -> None:
         if place is Place.GPU:
@@ -202,11 +204,6 @@ class Driver:
     def _tenant_of(self, key: RecordKey) -> Tenant:
         return self._registry.tenants[self._namespace_of(key).tenant]
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     @property
     def waiting(self) -> int:
         """Requests that have no answer yet."""
@@ -214,5 +211,4 @@ class Driver:
 
     async def idle(self) -> None:
         """Wait until no move and no drop runs."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._errands.ended()

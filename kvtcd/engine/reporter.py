@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from kvtcd.core import record as records
@@ -12,6 +11,7 @@ from kvtcd.core.place import Place
 from kvtcd.core.record import Envelope
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.driver import Driver
+from kvtcd.engine.errands import Errands
 from kvtcd.engine.feed import Feeds
 from kvtcd.engine.namespaces import Namespace, Registry
 from kvtcd.engine.steps import Origin
@@ -28,11 +28,11 @@ class Reporter:
         driver: knows blocks with host bytes.
         registry: knows namespaces.
         feeds: told.
+        errands: reads the keys that are on disk alone.
     """
 
-    def __init__(self, driver: Driver, registry: Registry, feeds: Feeds) -> None:
-        self._driver, self._registry, self._feeds = driver, registry, feeds
-        self._reading: set[asyncio.Task[None]] = set()
+    def __init__(self, driver: Driver, registry: Registry, feeds: Feeds, errands: Errands) -> None:
+        self._driver, self._registry, self._feeds, self._errands = driver, registry, feeds, errands
 
     def report(self, changes: Sequence[Change]) -> None:
         """Report changes; called before anything that they speak of is carried out."""
@@ -47,16 +47,12 @@ class Reporter:
             if origin := self._driver.origins.get(change.entry.key):
                 self._publish(namespace, change, origin)
             else:
-                self._spawn(namespace, change)
+                # Begun before the drop is, so it comes first on the thread of the writer.
+                _ = self._errands.start("report", self._read(namespace, change))
 
     def purged(self, namespace: Namespace) -> None:
         """Report that a namespace is gone."""
         self._feeds.publish(namespace.tenant, Notice(What.PURGED, namespace=namespace.name))
-
-    async def close(self) -> None:
-        """Wait for the keys that are being read."""
-        if self._reading:
-            await asyncio.wait(self._reading)
 
     def _publish(self, namespace: Namespace, change: Change, named: Origin | Envelope | None) -> None:
         self._feeds.publish(namespace.tenant, self._notice(namespace.name, change, named))
@@ -76,12 +72,6 @@ class Reporter:
             case Left(_, place, reason, places):
                 left = tuple(dict.fromkeys(p.tier for p in places))
                 return Notice(What.DROPPED, None, name, key, salt, place.tier, reason=reason, left=left)
-
-    def _spawn(self, namespace: Namespace, change: Change) -> None:
-        # Begun before the drop is, so it comes first on the thread of the writer.
-        task = asyncio.get_running_loop().create_task(self._read(namespace, change))
-        self._reading.add(task)
-        task.add_done_callback(self._reading.discard)
 
     async def _read(self, namespace: Namespace, change: Change) -> None:
         tenant, key = self._registry.tenants[namespace.tenant], change.entry.key

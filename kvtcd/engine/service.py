@@ -91,7 +91,7 @@ class Service:
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
         self.pulse = Pulse(self._workers)
-        self._reporter = Reporter(driver, tenancy.registry, self.feeds)
+        self._reporter = Reporter(driver, tenancy.registry, self.feeds, self._errands)
         self._changes = Changes(driver.catalog.residents)
         driver.observers.append(self._observe)
         self._started = time.monotonic()
@@ -179,7 +179,7 @@ class Service:
         await self._errands.ended()
         await self._driver.idle()
         self.feeds.close()
-        await self._reporter.close()
+        await self._errands.ended()
         if self._recorder:
             await self._recorder.close()
         await self._tenancy.close()

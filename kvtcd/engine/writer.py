@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtcd.core.errors import KvtcdError
+from kvtcd.core.errors import KvtcdError, StoreFailed
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.ports import Environment
@@ -120,7 +120,8 @@ class Writer:
         watches = [write.watch for write in group if write.watch is not None]
         try:
             await self._lane.run(self._write, puts, drops, watches)
-        except KvtcdError as error:
+        except Exception as fault:  # noqa: BLE001 - whatever it is, those who wait are told, and others can write
+            error = _told(fault)
             _log.warning("commit of %d records and %d drops: %s", len(puts), len(drops), error)
             _settle([write for write in group if write.put is not None], error)
             await self._drop_alone([write for write in group if write.drop is not None])
@@ -147,14 +148,22 @@ class Writer:
                 await self._lane.run(
                     self.environment.write, [], [w.drop for w in group if w.drop is not None]
                 )
-            except KvtcdError as error:
+            except Exception as fault:  # noqa: BLE001 - as above
                 if attempt == DROP_ATTEMPTS - 1:
-                    _settle(group, error)
+                    _settle(group, _told(fault))
                     return
                 await asyncio.sleep(0.1 * 2**attempt)
             else:
                 _settle(group, None)
                 return
+
+
+def _told(fault: Exception) -> KvtcdError:
+    """Return what those are told who wait for a write that failed."""
+    if isinstance(fault, KvtcdError):
+        return fault
+    _log.error("unexpected failure while writing", exc_info=fault)
+    return StoreFailed("write", repr(fault))
 
 
 def _settle(group: list[_Write], error: KvtcdError | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.http import until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.keys import EngineKey
@@ -106,7 +107,6 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(tmp_path, mon
     policy = Policy("brief", disk=DiskTier(ttl=60))
     async with toy_service(tmp_path, policy=policy) as toy:
         monkeypatch.setattr(toy.catalog.residents, "part", lambda _: 1 / 0)
-        while 'where="tick"} 3' not in toy.service.metrics_text().decode():
-            await asyncio.sleep(0.001)
+        await until(lambda: 'where="tick"} 3' in toy.service.metrics_text().decode())
         monkeypatch.undo()
         assert not toy.service._ticking.done()

@@ -10,7 +10,7 @@ import pytest
 from kvtcd.core.errors import StoreFailed, StoreFull
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.lanes import Lane
-from kvtcd.engine.writer import MAX_BYTES, MAX_RECORDS, Writer
+from kvtcd.engine.writer import DROP_ATTEMPTS, MAX_BYTES, MAX_RECORDS, Writer
 
 pytestmark = pytest.mark.asyncio
 
@@ -81,6 +81,18 @@ async def test_a_full_disk_fails_the_puts_and_still_drops() -> None:
     assert isinstance(put, StoreFull)
     assert drop is None
     assert environment.transactions == [([], [key(1)])]
+
+
+async def test_a_failure_that_nobody_expects_is_told_and_the_next_write_goes_on() -> None:
+    failures = iter([ZeroDivisionError("bug")] * (1 + DROP_ATTEMPTS))
+    environment = FakeEnvironment(lambda _puts, _drops: next(failures, None))
+    writer = Writer(environment, Lane("disk"))
+    results = await asyncio.gather(writer.put(1, 1), writer.drop(key(1)), return_exceptions=True)
+    await writer.put(2, 1)
+    await writer.close()
+
+    assert [type(result) for result in results] == [StoreFailed, StoreFailed]
+    assert environment.transactions == [([2], [])]
 
 
 async def test_a_drop_gets_a_second_chance() -> None:
