@@ -105,7 +105,9 @@ def stages(figures: Figures) -> tuple[Table, ...]:
 
 def _stages(what: str, rows: list[tuple[Row, Mapping[str, float]]]) -> Table:
     names = [name for name in STAGES if any(name in found for _, found in rows)]
-    shown = Table(title=f"{what} by stage, ms a block", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(
+        title=f"{what} by stage, ms a block", box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
+    )
     for column in ("p", "rank", "codec", *names):
         shown.add_column(column, justify="left" if column == "codec" else "right")
     for row, found in rows:

@@ -54,4 +54,5 @@ def _bars(
         left = [edge + width for edge, width in zip(left, widths, strict=True)]
     axes.axvline(1.0, color="#08306b", linewidth=1, label="bare products")
     axes.set_title(title, fontsize=9)
+    axes.margins(y=0.01)
     axes.tick_params(axis="y", length=0, labelsize=8)
