@@ -76,7 +76,11 @@ class RivalDecoder(BlockDecoder):
             return Reason.RANGE
         return [
             plain(
-                Part(Kind.ARRAY, index, number), start, count, array.contiguous().view(torch.uint8), scratch
+                Part(Kind.ARRAY, index, number),
+                start,
+                count,
+                array.flatten().contiguous().view(torch.uint8),
+                scratch,
             )
             for number, array in enumerate(arrays)
             if array.numel()
