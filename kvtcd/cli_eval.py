@@ -19,7 +19,8 @@ CodecOption = Annotated[
     list[str],
     typer.Option(
         "--codec",
-        help="NAME, or NAME:dial, several allowed. A dial is a ratio; below 1, a KL. Without, it is swept.",
+        help="NAME, NAME:dial or NAME:dial,option; several allowed. A dial is a ratio (below 1 a KL), or bits. "
+        "Without, it is swept.",
     ),
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of the model.")]
