@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from kvtcd.core.errors import KvtcdError
@@ -25,30 +26,33 @@ class Errands:
         self._metrics = metrics
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin some work; if it fails, that is logged and counted under its name."""
+    def start(
+        self, name: str, work: Coroutine[Any, Any, T], *, expected: tuple[type[Exception], ...] = ()
+    ) -> asyncio.Task[T]:
+        """Begin some work; if it fails, that is logged, and counted under its name unless it is `expected`."""
         task = asyncio.create_task(work, name=f"kvtcd-{name}")
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, expected=expected))
         return task
 
     async def finish(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work to its end, also when whoever asked for it has gone, and return what it does."""
-        return await asyncio.shield(self.start(name, work))
+        """Do some work to its end, also when whoever asked for it has gone, and return what it does.
+
+        Its errors on purpose are his to handle.
+        """
+        return await asyncio.shield(self.start(name, work, expected=(KvtcdError,)))
 
     async def ended(self) -> None:
         """Return when nothing is under way any more."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[Any], *, expected: tuple[type[Exception], ...]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is None:
-            return
         name = task.get_name().removeprefix("kvtcd-")
-        self._metrics.internal_errors.labels(name).inc()
-        if isinstance(error, KvtcdError):  # says all there is to say
+        if isinstance(error, expected):
             _log.warning("%s was not completed: %s", name, error)
-        else:
+        elif error is not None:
+            self._metrics.internal_errors.labels(name).inc()
             _log.error("unexpected failure of %s", name, exc_info=error)
