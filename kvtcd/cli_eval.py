@@ -19,7 +19,7 @@ CodecOption = Annotated[
     list[str],
     typer.Option(
         "--codec",
-        help="NAME, NAME:dial or NAME:dial,option; several allowed. A dial is a ratio, below 1 a KL, or bits. "
+        help="NAME, NAME:dial or NAME:dial,option, several allowed. Dials are ratios, below 1 KLs, or bits. "
         "Without, it is swept.",
     ),
 ]
