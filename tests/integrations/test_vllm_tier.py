@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 TOKENS = 64
 ROW_BYTES = TOKENS * 384
-PATIENCE = 2.0
+PATIENCE = 30.0
+"""A busy machine must not turn hits into misses; where the daemon is silent on purpose it is `SHORT`."""
+SHORT = 2.0
 LOSSLESS = """
 [match]
 [codec]
@@ -133,8 +135,8 @@ def engine(
         primary = twin.rows(16, ROW_BYTES)
         tier = tier_class(
             offloading_spec=twin.spec(str(model), **(engine or {})), primary_kv_view=memoryview(primary),
-            tier_type="KvtcdTier", backpressure_detector=None, socket=str(address), retry_seconds=PATIENCE,
-            **settings,
+            tier_type="KvtcdTier", backpressure_detector=None, socket=str(address),
+            **({"retry_seconds": PATIENCE} | settings),
         )  # fmt: skip
         scheduler = Scheduler(tier, primary)
         try:
@@ -143,7 +145,7 @@ def engine(
             yield scheduler
         finally:
             tier.shutdown()
-        assert scheduler.slowest < 0.5, "the scheduler waited for the daemon"
+        assert scheduler.slowest < SHORT, "the scheduler waited for the daemon"
 
 
 def keys_of(count: int, seed: int = 0) -> list[bytes]:
@@ -319,7 +321,7 @@ def test_a_daemon_killed_and_started_again(folder: Path, model: Path) -> None:
         started = time.monotonic()
         assert scheduler.lookup("s", keys) == ["MISS"] * 3
         assert not scheduler.transfer("s", more, [0, 1], load=False).success
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < SHORT
         counts = scheduler.counts()
         assert counts["lost"] == 3
         assert counts["away"] == 3
@@ -332,6 +334,7 @@ def test_a_daemon_killed_and_started_again(folder: Path, model: Path) -> None:
         assert np.array_equal(scheduler.primary[[7, 8, 9], :ROW_BYTES], data)
 
 
+@pytest.mark.slow
 def test_an_engine_that_starts_before_its_daemon(folder: Path, model: Path) -> None:
     daemon = new_daemon(folder / "late")
     keys = keys_of(2, seed=10)
@@ -343,21 +346,22 @@ def test_an_engine_that_starts_before_its_daemon(folder: Path, model: Path) -> N
             assert scheduler.lookup("s", keys) == ["HIT"] * 2
 
 
+@pytest.mark.slow
 def test_a_daemon_that_hangs(folder: Path, model: Path) -> None:
     """It takes connections and says nothing: a lookup is a miss after a while, the next ones are at once."""
     keys = keys_of(2, seed=11)
     with (
         new_daemon(folder / "hangs") as daemon,
-        engine(daemon.socket, model, timeout_seconds=60.0) as scheduler,
+        engine(daemon.socket, model, timeout_seconds=60.0, retry_seconds=SHORT) as scheduler,
     ):
         os.kill(daemon.pid, signal.SIGSTOP)
         try:
             started = time.monotonic()
             assert scheduler.lookup("r", keys) == ["MISS"] * 2
-            assert PATIENCE <= time.monotonic() - started < PATIENCE + 2
+            assert SHORT <= time.monotonic() - started < SHORT + 5
             started = time.monotonic()
             assert scheduler.lookup("s", keys_of(2, seed=12)) == ["MISS"] * 2
-            assert time.monotonic() - started < 0.5
+            assert time.monotonic() - started < SHORT
             assert scheduler.counts()["late"] >= 4
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
