@@ -136,7 +136,10 @@ def policy_simulate(
         typer.Option(min=1, help="How much smaller stored blocks are, several allowed; default: 1."),
     ] = None,
     bytes_per_token: Annotated[
-        int | None, typer.Option(min=1, help="Raw bytes of a token in all layers, for a budget in bytes; a recording knows.")
+        int | None,
+        typer.Option(
+            min=1, help="Raw bytes of a token in all layers, for a budget in bytes; a recording knows."
+        ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the hits into this PNG or SVG.")] = None,
     json: JsonOption = None,

@@ -27,6 +27,7 @@ KEY_BYTES = HASH_BYTES + GROUP_BYTES
 VEC = "vllm-cpu-vec"
 """Pages of vLLM's plain CPU kernels: layers, blocks of the chunk, heads, then keys ``[D, N]`` and values
 ``[N, D]`` of the N tokens of a block. The name ends with N."""
+_VEC_PAGES = ("cpu", "vec", "LBHNC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def _identity(pages: Pages, group: Group, model: Model) -> Identity:
 def _mapped(pages: Pages, group: Group, attention: Attention | None) -> Layout | None:
     """Return the layout of pages whose order is known: those of vLLM's plain CPU kernels."""
     plain = pages.dtype in tuple(Dtype) and len(pages.groups) == 1 and pages.parallel == "canonical"
-    if attention is None or not plain or (pages.device, pages.kernels) != ("cpu", "vec"):
+    if attention is None or not plain or (pages.device, pages.kernels, pages.order) != _VEC_PAGES:
         return None
     layout = kv_layout(
         layers=attention.layers,
