@@ -29,7 +29,7 @@ class Errands:
     def start(
         self, name: str, work: Coroutine[Any, Any, T], *, expected: tuple[type[Exception], ...] = ()
     ) -> asyncio.Task[T]:
-        """Begin some work; if it fails, that is logged, and counted under its name unless it is `expected`."""
+        """Begin some work; a failure is logged, and counted under its name unless it is `expected`."""
         task = asyncio.create_task(work, name=f"kvtcd-{name}")
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, expected=expected))

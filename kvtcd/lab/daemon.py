@@ -15,7 +15,8 @@ from kvtcd import config
 from kvtcd.client import Client
 from kvtcd.core.errors import Unavailable
 
-START_SECONDS = 60.0
+START_SECONDS = 600.0
+"""A million blocks on a machine with much other work take minutes; a daemon that ends is seen at once."""
 _POLL = 0.05
 
 
