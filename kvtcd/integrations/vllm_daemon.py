@@ -1,7 +1,7 @@
 """The daemon as a tier sees it: there, away for a while, or not to be used; and what is asked of it.
 
-Every call blocks, so only the tier's own threads make them. `up` is for every thread: while it is False
-nothing is asked, lookups are misses at once, and `connect` is tried from time to time.
+Every call blocks, so only the tier's own threads make them. `up` and `away` are for every thread: while it is
+away nothing is asked, lookups are misses at once, and `connect` is tried from time to time.
 """
 
 from __future__ import annotations
@@ -65,6 +65,11 @@ class Link:
         """Whether the daemon is there, as far as is known."""
         return bool(self.names) and not self.stopped
 
+    @property
+    def away(self) -> bool:
+        """Whether it was looked for and is not there; not so before the first try has ended."""
+        return self.tries > 0 or bool(self.stopped)
+
     def found(self, names: Mapping[int, str], boot: str) -> Link:
         """Return the link to a daemon that answered."""
         return Link(names, boot, stopped=self.stopped)
@@ -109,8 +114,13 @@ class Daemon:
 
     @property
     def up(self) -> bool:
-        """Whether it is worth asking."""
+        """Whether it can be used now."""
         return self._link.up
+
+    @property
+    def away(self) -> bool:
+        """Whether there is no use in waiting for it."""
+        return self._link.away
 
     def pause(self) -> float | None:
         """Return seconds until `connect` is worth a try; None where it is not."""

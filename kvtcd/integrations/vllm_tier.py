@@ -119,7 +119,7 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
             self._foreign += 1
             return LookupResult.MISS
         self._chains.seen(req_context.req_id, EngineKey(key), req_context.get_offload_key_position(key))
-        if not self._threads.daemon.up:
+        if self._threads.daemon.away:
             self._away += 1
             return LookupResult.MISS
         self._learn()

@@ -112,6 +112,7 @@ def scene() -> Scene:
         on_lost=lambda: lost.append(time.monotonic()),
     )  # fmt: skip
     assert not daemon.up
+    assert not daemon.away  # nobody knows yet
     assert daemon.pause() == 0.0
     assert not daemon.connect()  # the first one is no other one
     assert daemon.up
@@ -134,6 +135,7 @@ def test_a_daemon_that_is_away_is_not_asked_again_for_a_while(scene: Scene, erro
     scene.client.fail["match"] = error
     assert scene.daemon.find([key(1)]) == {}
     assert not scene.daemon.up
+    assert scene.daemon.away
     assert len(scene.lost) == 1
 
     asked = len(scene.client.calls)
@@ -178,6 +180,7 @@ def test_what_does_not_hold_any_more_is_never_asked_for(scene: Scene) -> None:
     scene.wrong.clear()  # even if they changed back
     assert not scene.daemon.connect()
     assert not scene.daemon.up
+    assert scene.daemon.away
     assert scene.daemon.pause() is None
     assert len(scene.client.calls) == asked
 

@@ -6,6 +6,7 @@ import json
 import math
 import random
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,9 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from vllm_engine import CHUNK, Engine
 
+from kvtcd.client import Notice, What
 from kvtcd.client.weights import weights_digest
+from kvtcd.codec.pages import page_map
 from kvtcd.codec.profile import read_origin
 from kvtcd.core.errors import Unavailable
 from kvtcd.lab.daemon import Daemon
@@ -262,3 +265,40 @@ def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> No
     print(f"KL of the first token {sum(kl) / len(kl):.4f}, at most {max(kl):.4f}; ratio {ratio:.1f}")  # noqa: T201
     assert 0 < sum(kl) / len(kl) <= BOUND
     assert ratio > 8
+
+
+def test_pages_hold_what_transformers_computes(folder: Path, daemon: Daemon) -> None:
+    """The order of pages, their positions and their parents, of the vLLM that is installed."""
+    model, words = tiny(folder / "model", 1), prompt(5, VOCABULARY)
+    with torch.no_grad():
+        cache = LlamaForCausalLM.from_pretrained(model)(torch.tensor([words])).past_key_values
+    stored: list[Notice] = []
+
+    def listen() -> None:
+        with daemon.client() as client:
+            stored.extend(notice for notice in client.events() if notice.what is What.STORED)
+
+    with daemon:
+        listener = threading.Thread(target=listen)
+        listener.start()
+        with Engine(model, daemon.socket, folder / "engine.log") as engine:
+            engine.read(words)
+        settled(daemon)
+        with daemon.client() as client:
+            (info,) = client.namespaces()
+            pages = page_map(info.identity)
+            assert pages is not None
+            raw = {notice.first_token: bytes(client.get(info.name, notice.key)) for notice in list(stored)}
+    listener.join()
+
+    assert sorted(raw) == list(range(0, CACHED, CHUNK))
+    ends = {notice.first_token: notice for notice in stored}
+    for first in range(CHUNK, CACHED, CHUNK):
+        assert ends[first].parent == ends[first - CHUNK].key
+    for first, data in raw.items():
+        block = pages.to_canonical(torch.frombuffer(bytearray(data), dtype=torch.uint8), CHUNK)
+        got = block.view(torch.float32).view(2, 2, CHUNK, 2, 64)  # streams, layers, tokens, heads, head_dim
+        for layer, held in enumerate(cache.layers):
+            for stream, wanted in enumerate((held.keys, held.values)):
+                there = wanted[0, :, first : first + CHUNK].transpose(0, 1)
+                assert torch.allclose(got[stream, layer], there, atol=1e-4)
