@@ -82,9 +82,12 @@ class Chains:
 
 
 def runs(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Split chunks so that in a run each has a parent, or is the first: a daemon takes order for descent."""
+    """Split chunks so that in a run each has a parent, or is the first: a daemon takes order for descent.
+
+    vLLM names the chunks of a request in any order; a parent comes before its child here.
+    """
     run: list[Chunk] = []
-    for chunk in chunks:
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.group, chunk.first or 0)):
         if run and (chunk.parent is None or chunk.group != run[0].group):
             yield run
             run = []

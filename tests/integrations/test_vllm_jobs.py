@@ -73,6 +73,13 @@ def test_a_daemon_never_takes_order_for_descent(chunks: list[Chunk], lengths: li
     assert [c for run in split for c in run] == chunks
 
 
+def test_a_parent_comes_before_its_child() -> None:
+    """vLLM was seen to offer the second chunk of a prompt first."""
+    first, second = Chunk(key(1), 0, 64, 0, None), Chunk(key(2), 1, 64, 64, key(1))
+
+    assert list(runs([second, first])) == [[first, second]]
+
+
 def test_a_job_ends_once() -> None:
     jobs = Jobs()
     job = Job(1, (), is_load=True)
