@@ -74,7 +74,7 @@ def test_a_daemon_never_takes_order_for_descent(chunks: list[Chunk], lengths: li
 
 
 def test_a_parent_comes_before_its_child() -> None:
-    """vLLM was seen to offer the second chunk of a prompt first."""
+    """The second chunk of a prompt was seen to be offered first."""
     first, second = Chunk(key(1), 0, 64, 0, None), Chunk(key(2), 1, 64, 64, key(1))
 
     assert list(runs([second, first])) == [[first, second]]
