@@ -107,6 +107,8 @@ class Residents:
 
     def admit(self, entry: Entry, place: Place, nbytes: int) -> None:
         """Take in a block with its first copy."""
+        entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
+        entry.position = self._shared(entry.position)
         self._enter(entry)
         self._fill(entry, place, nbytes)
 
@@ -116,8 +118,11 @@ class Residents:
         parts, kinds = shelf.parts[Place.DISK], self._kinds
         for key, namespace, tokens, raw_bytes, nbytes, parent, position, ttl in found:
             expires = None if ttl is None else self.now + ttl
-            kind = kinds.get((namespace, tokens, raw_bytes)) or Kind(namespace, tokens, raw_bytes)
-            entry = Entry(key, kind, position, parent, expires)
+            kind = kinds.get((namespace, tokens, raw_bytes))
+            if kind is None:
+                kind = Kind(namespace, tokens, raw_bytes)
+                kinds[kind] = kind
+            entry = Entry(key, kind, self._shared(position), parent, expires)
             self._enter(entry)
             entry.disk = copy = Copy(entry, State.READY, self._shared(nbytes))
             parts[namespace].insert(copy)
@@ -129,8 +134,6 @@ class Residents:
 
     def _enter(self, entry: Entry) -> None:
         """Make a block known, that has no copy yet."""
-        entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
-        entry.position = self._shared(entry.position)
         self.entries[entry.key] = entry
         if entry.parent == entry.key:
             entry.parent = None

@@ -33,7 +33,7 @@ class Gdsf(Graded):
         seat.stamp = self._clock
         block = seat.block
         cost = block.tokens * (1 + block.position / _EQUAL_AT)
-        self._grade(seat, max(self._sightings.count(block.key), 1.0) * cost / seat.nbytes)
+        self._place(seat, self._rank(max(self._sightings.count(block.key), 1.0) * cost / seat.nbytes))
 
     use = insert
 

@@ -33,12 +33,11 @@ class Graded(Rings, ABC):
         rank, last = round(STEPS * (log2(worth) - self._least)), len(self._rings) - 1
         return 0 if rank < 0 else min(rank, last)
 
-    def _grade(self, seat: Seat, worth: float) -> None:
-        """Make a seat the youngest of those of this worth."""
-        rank = self._rank(worth)
+    def _place(self, seat: Seat, rank: int) -> None:
+        """Make a seat the youngest of a ring."""
         if not self._first <= rank <= self._last:
             self._first, self._last = min(self._first, rank), max(self._last, rank)
-        self._place(seat, rank)
+        super()._place(seat, rank)
 
     @abstractmethod
     def _worth(self, seat: Seat) -> float:

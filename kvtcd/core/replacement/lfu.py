@@ -30,11 +30,13 @@ class Lfu(Graded):
     def __init__(self, sightings: Sightings, half_life: float) -> None:
         super().__init__(_DOUBLINGS * STEPS + 1, 0)
         self._sightings, self._half_life = sightings, half_life
+        self._ranks: dict[float, int] = {}
+        """Of the 255 counts that there are."""
 
     def insert(self, seat: Seat) -> None:
         """Take in a copy, or note a use of one."""
         seat.stamp = self._sightings.now
-        self._grade(seat, self._uses(seat.block))
+        self._place(seat, self._rank_of(seat.block))
 
     use = insert
 
@@ -47,10 +49,12 @@ class Lfu(Graded):
     def admits(self, block: Block) -> bool:
         """Tell whether a newcomer is clearly worth more than the least worthy."""
         least = min((worth for worth, _, _ in self._heads()), default=0.0)
-        return self._rank(self._uses(block)) / STEPS >= least + _MARGIN
+        return self._rank_of(block) / STEPS >= least + _MARGIN
 
-    def _uses(self, block: Block) -> float:
-        return max(self._sightings.count(block.key), 1.0)
+    def _rank_of(self, block: Block) -> int:
+        uses = max(self._sightings.count(block.key), 1.0)
+        rank = self._ranks.get(uses)
+        return self._ranks.setdefault(uses, self._rank(uses)) if rank is None else rank
 
     def _worth(self, seat: Seat) -> float:
         """Return the logarithm of the worth, to base 2."""
