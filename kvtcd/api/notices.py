@@ -13,7 +13,7 @@ from kvtcd.api.state import LIMITS, SERVICE, TENANT
 from kvtcd.core.notices import HEARTBEAT, HEARTBEAT_S, LAST_ID_HEADER, MEDIA_TYPE
 
 _UNREAD = 4 << 10
-"""Bytes that a listener may leave unread in the kernel, and as many again here. Of more, he is not told sooner
+"""Bytes that a listener may leave unread in the kernel, and as many again here. With more he learns later
 that he has missed something; and whoever reads in small pieces would seem not to read at all, since the
 kernel gives room back only where a whole write was read."""
 
