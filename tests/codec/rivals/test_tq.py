@@ -57,8 +57,10 @@ def test_distortion_on_the_sphere_is_exact_within_two_percent(dim, bits, options
     assert float(error) == pytest.approx(DISTORTION[dim][bits - 1], rel=0.02)
 
 
-@pytest.mark.parametrize("dim", [16, 24, 64, 80, 96, 128, 192, 256])
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize(
+    ("dim", "bits"),
+    [(dim, bits) for dim in (16, 24, 64, 80, 96, 128, 192, 256) for bits in range(1, 9 if dim == 128 else 6)],
+)
 def test_every_width_and_dimension_is_at_its_codebooks_distortion(dim, bits):
     x = sphere(1500, dim, seed=bits)
     error = (through(tq(bits, dim), x) - x).square().sum(dim=1).mean()
@@ -120,7 +122,7 @@ def test_inner_products_by_a_sketch_are_right_on_average(kind):
     k, q = 3 * sphere(1, 128, seed=8)[0], sphere(1, 128, seed=9)[0]
     q = 0.5 * k / k.norm() + 0.75**0.5 * (q - (q @ k) / (k @ k) * k) / (q - (q @ k) / (k @ k) * k).norm()
     estimates = []
-    for seed in range(600):
+    for seed in range(300):
         sketch = kind(128, 128, Draw(seed, 1))
         estimates.append(float(sketch.decode(sketch.encode(k[None]))[0] @ q))
     error = np.std(estimates) / len(estimates) ** 0.5
