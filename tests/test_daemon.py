@@ -141,7 +141,7 @@ def test_policies_are_reloaded_on_request_and_on_hangup_unless_a_file_is_wrong(t
     with running, running.client() as client:
         client.register("n", IDENTITY)
         assert put(client, 1, durable=False) == "stored"
-        policy.write_text("[codec]\nratio = 17\n")
+        policy.write_text("[codec]\nratio = 0.5\n")
         with pytest.raises(ConfigError) as caught:
             client.reload_policies()
         assert (caught.value.path, caught.value.field) == (str(policy), "codec.ratio")
