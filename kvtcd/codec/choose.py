@@ -237,10 +237,13 @@ def _kvtc2(
         step = curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)
     except ValueError as fault:
         return f"profile {profile.digest.hex()}: {fault}"
-    bound = GUARD * curve.at(step).error
+    without = choice.options
     return Kvtc2(
-        layout, rope, profile, step, bound=bound, sinks=choice.sinks, window=choice.window, device=device
-    )
+        layout, rope, profile, step,
+        bound=None if "no-guard" in without else GUARD * curve.at(step).error,
+        sinks=choice.sinks, window=0 if "no-recent" in without else choice.window,
+        device=device, classes="no-classes" not in without,
+    )  # fmt: skip
 
 
 def bound(raw_bytes: int) -> int:

@@ -48,6 +48,7 @@ class Kvtc2(Encoder):
         sinks: first positions of a sequence that stay exact.
         window: last tokens of a sequence that are coded finer.
         device: where raw blocks lie and the products run.
+        classes: code tokens that are likely to matter with finer steps.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Kvtc2(Encoder):
         sinks: int = 4,
         window: int = 128,
         device: torch.device | str = "cpu",
+        classes: bool = True,
     ) -> None:
         self._layout = layout
-        self._coder = Stepped(layout, rope, profile, device)
+        self._coder = Stepped(layout, rope, profile, device, classes=classes)
         self._lossless = Lossless(layout)
         self._step, self._bound = class_step(step, MIDDLE), bound
         self._sinks, self._window = sinks, window

@@ -67,6 +67,7 @@ class Stepped(RunDecoder):
         rope: of the rotated streams; None when there are none.
         profile: made for a model of these shapes; that it is this very model, the caller has checked.
         device: where the products run, and where raw blocks lie.
+        classes: code tokens that are likely to matter with finer steps; decoding does not depend on it.
 
     Raises:
         ProfileMismatch: streams, layers or RoPE differ, or the profile has no weighted basis.
@@ -75,8 +76,9 @@ class Stepped(RunDecoder):
     codec, version = CodecId.KVTC2, VERSION
 
     def __init__(
-        self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu"
-    ) -> None:
+        self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu",
+        *, classes: bool = True,
+    ) -> None:  # fmt: skip
         profile.origin.check_shapes(layout, rope)
         if not profile.weighted:
             raise ProfileMismatch("basis", "weighted", "plain alone")
@@ -84,6 +86,7 @@ class Stepped(RunDecoder):
         self._streams = [profile.weighted[stream.name] for stream in layout.streams]
         transforms = [weighted.transform(where) for weighted in self._streams]
         super().__init__(layout, rope, profile, transforms, where)
+        self._by_token = classes
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
         self._further = lru_cache(maxsize=16)(self._make_further)
@@ -152,9 +155,11 @@ class Stepped(RunDecoder):
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
-        offsets = self._levels[:, None].clone()
+        offsets = self._levels[:, None]
         for product, width in zip(products, widths, strict=True):
             offsets = offsets + product[width.rank : width.rank + len(products)]
+        if not self._by_token:
+            offsets.zero_()
         return (offsets.round().to(torch.int64) + own).clamp_(0, CLASSES - 1)
 
     def _symbols(

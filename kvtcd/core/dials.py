@@ -71,7 +71,7 @@ class Dial:
 DIALS: Mapping[CodecName, Dial] = MappingProxyType(
     {
         "kvtc": Dial(("ratio",), calibrated=True),
-        "kvtc2": Dial(("ratio", "max_kl"), calibrated=True),
+        "kvtc2": Dial(("ratio", "max_kl"), options=("no-classes", "no-recent", "no-guard"), calibrated=True),
         "lossless": Dial(),
         "tq": Dial(("bits",), 1, 8, ("mean", "haar", "norm", "unbiased")),
         "tq-prod": Dial(("bits",), 1, 8, ("mean", "haar")),

@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
+from support.codec_reference import content
 from support.codec_world import DEFAULT, World, centred_error, kv, mla
 
 from kvtcd.codec.choose import bound, codec_for
 from kvtcd.codec.profile import build, store
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.core.blob import CodecId, parse
+from kvtcd.core.blob import CodecId, Kind, parse
 from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
 
@@ -74,6 +76,34 @@ def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identi
     out = np.empty_like(raw)
     decode(codec, packed.blob, out)
     assert (out == raw).all()
+
+
+def test_each_part_of_kvtc2_can_be_switched_off(folder):
+    raw = WORLD.block(32, seed=1, first_token=64)
+    noise = torch.randn(raw.numel() // 2, generator=torch.Generator().manual_seed(1)) * 4
+    noise = noise.to(torch.bfloat16).view(torch.uint8)
+
+    def blob(*options: str, data: torch.Tensor = raw) -> tuple[set[int], set[int], float]:
+        codec = codec_for(WORLD.identity, CodecChoice("kvtc2", 12, window=8, options=options), folder)
+        packed = encode(codec, data.numpy(), tokens=32, first_token=64, after=0)
+        out = np.zeros(raw.numel(), np.uint8)
+        decode(codec_for(WORLD.identity, CodecChoice("lossless"), folder), packed.blob, out)
+        parsed = parse(memoryview(packed.blob))
+        sections = [section for section in parsed.sections if section.kind is Kind.CLASSES]
+        classes = {
+            int(value)
+            for section in sections
+            for value in content(parsed, Kind.CLASSES, section.stream, section.part, section.token_start)
+        }
+        return classes, {section.part for section in sections}, parsed.header.step
+
+    classes, runs, step = blob()
+    assert (len(classes) > 2, runs, step) == (True, {16, 24}, 1.0)
+    assert blob("no-classes")[:2] == ({16, 24}, {16, 24})
+    assert blob("no-classes", "no-recent")[:2] == ({16}, {16})
+    assert blob("no-recent")[1] == {16}
+    assert blob(data=noise)[2] != 1.0, "the guard has taken a finer step, or refused"
+    assert blob("no-guard", data=noise)[2] == 1.0
 
 
 @pytest.mark.parametrize(
