@@ -77,9 +77,11 @@ def serve(
 
 @app.command()
 def check(path: ConfigOption = None) -> None:
-    """Print the configuration in effect, and check the policy files it names."""
+    """Print the configuration in effect, and check the policy files and tokens that it names."""
     settings = config.load(path)
     governing = config.load_policies(settings.policies)
+    if settings.tcp.address and settings.tcp.tokens.exists():  # else a service manager has to hand them over
+        config.load_tokens(settings.tcp.tokens)
     typer.echo(config.dump(settings), nl=False)
     typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
 
@@ -107,6 +109,10 @@ def token(
     scope: Annotated[list[access.Scope] | None, typer.Option(help="Several allowed; default: data.")] = None,
 ) -> None:
     """Make a token for TCP: shown once, and an entry for the file of tokens on standard output."""
+    try:
+        config.tenant_name(tenant)
+    except ValueError as error:
+        raise ConfigError("--tenant", "", str(error)) from None
     secret = access.new_token()
     typer.echo(f"the token, for KVTCD_TOKEN of the client: {secret}", err=True)
     scopes = ", ".join(f'"{each}"' for each in scope or [access.Scope.DATA])

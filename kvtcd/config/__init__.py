@@ -2,7 +2,17 @@
 
 from kvtcd.config.daemon import Config, dump, load
 from kvtcd.config.policies import load_policies, load_policy
-from kvtcd.config.tokens import load_tokens
+from kvtcd.config.tokens import load_tokens, tenant_name
 from kvtcd.config.values import Size, show_bytes
 
-__all__ = ["Config", "Size", "dump", "load", "load_policies", "load_policy", "load_tokens", "show_bytes"]
+__all__ = [
+    "Config",
+    "Size",
+    "dump",
+    "load",
+    "load_policies",
+    "load_policy",
+    "load_tokens",
+    "show_bytes",
+    "tenant_name",
+]

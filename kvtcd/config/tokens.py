@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kvtcd.config.values import Table, parsed, read, validated
 from kvtcd.core.access import Caller, Scope, Token
 from kvtcd.core.errors import ConfigError
 
+_TENANT = re.compile(r"uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def tenant_name(text: str) -> str:
+    """Return the name of a tenant.
+
+    Raises:
+        ValueError: it cannot be one.
+    """
+    if not _TENANT.fullmatch(text):
+        raise ValueError(f"{text!r} is neither uid:<number> nor 1 to 64 of a-z, 0-9, '.', '_' and '-'")
+    return text
+
 
 class _Token(Table):
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    tenant: Annotated[str, Field(pattern=r"^(uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63})$")]
+    tenant: Annotated[str, AfterValidator(tenant_name)]
     """``uid:1000``: the tenant that a user of this host is on the Unix socket."""
     scopes: Annotated[
         tuple[Annotated[Scope, Field(strict=False)], ...], Field(min_length=1, strict=False)

@@ -1,6 +1,7 @@
 """`kvtcd doctor`: is a daemon there, is it the one that is meant, and does every way into it work?
 
-It asks as any client does, by what a caller may know, with a namespace of its own that is purged at the end.
+It asks as any client does, by what a caller may know. Its blocks go into a namespace of its own, which stays,
+and are deleted in the end: a purge would write the whole store of the tenant anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from kvtcd.core.messages import NamespaceInfo
 
 State = Literal["ok", "note", "wrong"]
 _STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
+NAMESPACE = "kvtcd-doctor"
 _BLOCKS = 8
 _TOKENS = 256
 _LAYOUT = Layout((Stream("v", heads=8, head_dim=256, rope=False),), layers=4, dtype=Dtype.BF16)
@@ -90,7 +92,7 @@ def examine(client: Client) -> Iterator[Finding]:
         share = tier["used"] / tier["capacity"] if tier["capacity"] else 0.0
         yield Finding(f"tier {name}", "ok", f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used")
     try:
-        yield from map(_packed, client.namespaces())
+        yield from (_packed(one) for one in client.namespaces() if one.name != NAMESPACE)
         yield from _ways(client)
     except KvtcdError as error:
         yield Finding("blocks", "wrong", str(error))
@@ -109,21 +111,18 @@ def _packed(namespace: NamespaceInfo) -> Finding:
 def _ways(client: Client) -> Iterator[Finding]:
     """Store and fetch blocks by each way there is."""
     identity = Identity(
-        engine="kvtcd-doctor", hash_scheme="none", model="doctor", weights=secrets.token_hex(32),
+        engine="kvtcd-doctor", hash_scheme="none", model="doctor", weights="00" * 32,
         layout=_LAYOUT, rope=None, block_tokens=_TOKENS,
     )  # fmt: skip
     nbytes = _LAYOUT.nbytes(_TOKENS)
-    name = client.register(f"doctor-{secrets.token_hex(4)}", identity).name
-    try:
-        yield _way(client, name, "http", memoryview(bytearray(os.urandom(nbytes))))
-        with client.region(nbytes) as region:
-            if region.path == "region":
-                region.memory[:] = os.urandom(nbytes)
-                yield _way(client, name, "region", region.memory)
-            else:
-                yield _unshared(region)
-    finally:
-        client.purge(name)
+    name = client.register(NAMESPACE, identity).name
+    yield _way(client, name, "http", memoryview(bytearray(os.urandom(nbytes))))
+    with client.region(nbytes) as region:
+        if region.path == "region":
+            region.memory[:] = os.urandom(nbytes)
+            yield _way(client, name, "region", region.memory)
+        else:
+            yield _unshared(region)
 
 
 def _unshared(region: Region) -> Finding:
@@ -133,17 +132,18 @@ def _unshared(region: Region) -> Finding:
 def _way(client: Client, name: str, way: str, memory: memoryview) -> Finding:
     """Move blocks in and out of a buffer; the same bytes must come back."""
     sent, taken, given = bytes(memory), 0.0, 0.0
-    for number in range(_BLOCKS):
-        key = EngineKey(f"{way}-{number}".encode())
+    for _ in range(_BLOCKS):
+        key = EngineKey(secrets.token_bytes(16))
         begun = time.perf_counter()
         result = client.put(name, BlockHead(key, _TOKENS, first_token=0), memory)
         stored = time.perf_counter()
         if result.outcome != "stored":
-            why = f"a block was not stored: {result.reason}; see the policy that governs {name!r}"
+            why = f"a block was not stored: {result.reason}; see the policy of {name!r}, and room on the disk"
             return Finding(f"by {way}", "note", why)
         client.get(name, key, out=memory)
         given += time.perf_counter() - stored
         taken += stored - begun
+        client.delete(name, key)
         if memory != sent:
             return Finding(f"by {way}", "wrong", "other bytes came back than were stored; report this")
     moved = _BLOCKS * len(sent) / 1e9

@@ -22,6 +22,7 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.keys import RecordKey
 
 BLOCK_TOKENS = 512
+_FOREVER_MS = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _requests(path: Path, lines: Iterator[str], keys: dict[int, RecordKey]) -> I
 
 def _request(body: Any, keys: dict[int, RecordKey], before: float) -> Request:  # noqa: ANN401 - whatever JSON holds
     stamp, tokens, ids = body["timestamp"], body["input_length"], body["hash_ids"]
-    if not isinstance(stamp, int | float) or stamp < 0:
+    if not isinstance(stamp, int | float) or not 0 <= stamp < _FOREVER_MS:
         raise ValueError("timestamp: is not a number of milliseconds")
     if stamp / 1000 < before:
         raise ValueError("timestamp: is before that of the line above")

@@ -34,7 +34,10 @@ async def test_a_healthy_daemon_is_found_so_and_left_as_it_was(tmp_path):
         assert "GB/s" in found["by region"][1]
         assert found["namespace demo"][1] == "packed by toy"
         assert daemon.blocks() == 0
-        assert [namespace.name for namespace in daemon.toy.service._registry.all()] == ["demo"]
+        names = [namespace.name for namespace in daemon.toy.service._registry.all()]
+        assert names == ["demo", doctor.NAMESPACE]
+        again = await findings(daemon.socket)
+        assert again.keys() == found.keys(), "it can come again"
 
         out = tmp_path / "doctor.json"
         well = await asyncio.to_thread(

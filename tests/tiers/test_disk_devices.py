@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import sys
 
 import pytest
 from support.crash import workload
@@ -36,18 +37,71 @@ def test_a_file_at_its_limit_reads_drops_and_then_writes_again(tmp_path):
     fill(tmp_path / "environment", file_limit=12 << 20)
 
 
-def test_a_full_file_system_reads_drops_and_then_writes_again(tmp_path):
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 16 MiB."""
     if os.geteuid() != 0:
         pytest.skip("needs root to mount a small file system")
-    small = tmp_path / "small"
-    small.mkdir(mode=0o700)
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", small], check=False)
+    folder = tmp_path / "small"
+    folder.mkdir(mode=0o700)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=False)
     if mounted.returncode:
         pytest.skip("mounting is not allowed here")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_file_system_reads_drops_and_then_writes_again(small):
+    fill(small / "environment", file_limit=0)
+
+
+_ON_A_FULL_DEVICE = """
+import os, sys
+from pathlib import Path
+from kvtcd.core.errors import StoreFull
+from kvtcd.tiers.disk import Environment
+
+folder = Path(sys.argv[1])
+environment = Environment(folder / "old", quota=1 << 20)
+with (folder / "rest").open("wb", buffering=0) as rest:
     try:
-        fill(small / "environment", file_limit=0)
-    finally:
-        subprocess.run(["umount", small], check=True)
+        while rest.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+def refused(call):
+    try:
+        call()
+    except StoreFull as error:
+        print(error)
+
+refused(lambda: environment.rewrite(lambda _: True, {}))
+refused(lambda: Environment(folder / "new", quota=1 << 20))
+print(sorted(path.name for path in (folder / "old").iterdir()))
+os.unlink(folder / "rest")
+environment.rewrite(lambda _: True, {})
+environment.close()
+print("room again")
+"""
+
+
+def test_on_a_full_file_system_a_new_file_is_refused_and_does_not_end_the_process(small):
+    script = [sys.executable, "-c", _ON_A_FULL_DEVICE, str(small)]
+    said = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, (said.returncode, said.stderr)
+    rewrite, new, left, after = said.stdout.splitlines()
+    assert rewrite.startswith("disk ")
+    assert "ENOSPC" in rewrite + new or "no space left" in rewrite + new
+    assert new.startswith("disk ")
+    assert ".part" not in left, "nothing half made stays"
+    assert after == "room again"
+
+
+def test_the_table_of_readers_has_its_blocks_before_it_is_mapped(tmp_path):
+    environment = Environment(tmp_path / "environment", quota=workload.QUOTA)
+    (table,) = (tmp_path / "environment").rglob("lock.mdb")
+    assert table.stat().st_blocks * 512 >= table.stat().st_size >= 256 * 64
+    environment.close()
 
 
 @pytest.mark.parametrize(

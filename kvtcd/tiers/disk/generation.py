@@ -6,6 +6,7 @@ after threads: `environment` sees to it that one thread writes and that nobody i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -38,6 +39,8 @@ _ENGINE = 0
 """py-lmdb bundles LMDB 0.9 and 1.0, whose files differ; an environment variable changes its default."""
 _MIN_MAP = 256 << 20
 _READERS = 256
+_LOCK, _LOCK_BYTES = "lock.mdb", (_READERS + 64) * 64
+"""The table of readers, a cache line for each."""
 _HEADERS_PER_SCAN = 1000
 _BATCH_BYTES = 32 << 20
 _Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
@@ -63,6 +66,7 @@ class Generation:
         _require_hardened()
         self.path = path
         with ExitStack() as undo, translated("open", path):
+            _allocate(path / _LOCK, _LOCK_BYTES)
             self._lmdb = lmdb.open(
                 str(path),
                 map_size=max(2 * quota, 2 * data_bytes(path), _MIN_MAP),
@@ -268,3 +272,16 @@ def _require_hardened() -> None:
             f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for "
             "damaged files; reinstall the wheel with neither LMDB_FORCE_SYSTEM nor LMDB_PURE set"
         )
+
+
+def _allocate(path: Path, nbytes: int) -> None:
+    """Give a file its blocks on the device before LMDB maps it: SIGBUS ends who touches a page without one.
+
+    Raises:
+        OSError: the device has no room for them.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    finally:
+        os.close(fd)
