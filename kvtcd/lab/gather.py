@@ -133,10 +133,10 @@ def plan_reading(
     if wanted < 2:
         raise ConfigError("--tokens", "", f"{tokens} are less than two windows of {window}")
     if wanted > available:
+        fewer = f", or ask for {available * window}" if available > 1 else f" of at least {taken} tokens"
         raise ConfigError(
             "--tokens", "",
-            f"{tokens} are {wanted} windows of {window} tokens, the texts have {available}; "
-            f"add texts, or ask for {available * window}",
+            f"{tokens} are {wanted} windows of {window} tokens, the texts have {available}; add texts{fewer}",
         )  # fmt: skip
     per_text = 1
     while sum(min(per_text, len(text) // taken) for text in texts) < wanted:
