@@ -178,7 +178,9 @@ class ProfileMismatch(KvtcdError):
 
     def __init__(self, what: str, want: object, got: object) -> None:
         self.what, self.want, self.got = what, want, got
-        super().__init__(f"the profile does not fit: its {what} is {got}, not {want}; is it of another model?")
+        super().__init__(
+            f"the profile does not fit: its {what} is {got}, not {want}; is it of another model?"
+        )
 
 
 class UnknownProfile(KvtcdError):
