@@ -256,7 +256,7 @@ class Service:
             waiting=self._driver.waiting,
             demoting=catalog.room.descending,
             tiers={
-                tier: TierStats(shelf.capacity, shelf.whole.used, forms(counts, tier))
+                tier: TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, forms(counts, tier))
                 for tier, shelf in catalog.residents.shelves.items()
             },
             namespaces=len(self._registry.all()),

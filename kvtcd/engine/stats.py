@@ -10,15 +10,19 @@ from kvtcd.engine.tally import Counts, PlaceCounts
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """One tier; `used` are its bytes, those of copies that are filling or going included."""
+    """One tier; `used` are its bytes, those of copies that are filling or going included.
+
+    `withheld` are those of its capacity that a device which is full does not hold.
+    """
 
     capacity: int
+    withheld: int
     used: int
     counts: dict[str, object]
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        return {"capacity": self.capacity, "used": self.used, **self.counts}
+        return {"capacity": self.capacity, "withheld": self.withheld, "used": self.used, **self.counts}
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,10 @@ def examine(client: Client) -> Iterator[Finding]:
     stats = client.stats()
     for name, tier in stats["tiers"].items():
         share = tier["used"] / tier["capacity"] if tier["capacity"] else 0.0
-        yield Finding(f"tier {name}", "ok", f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used")
+        less = tier["withheld"] / 1e9
+        full = f"; its device is full and holds {less:.1f} GB less" if less else ""
+        said = f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used{full}"
+        yield Finding(f"tier {name}", "note" if full else "ok", said)
     try:
         yield from (_packed(one) for one in client.namespaces() if one.name != NAMESPACE)
         yield from _ways(client)

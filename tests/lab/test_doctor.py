@@ -61,6 +61,14 @@ async def test_what_is_not_well_is_said_with_its_reason():
         assert "too-large" in found["by http"][1]
 
 
+async def test_a_device_that_holds_less_than_it_should_is_noted(monkeypatch):
+    monkeypatch.setattr("kvtcd.core.shelf.Shelf.withheld", 5 << 30)
+    async with running(host=128 << 20) as daemon:
+        state, said = (await findings(daemon.socket))["tier disk"]
+        assert state == "note"
+        assert "is full and holds 5.4 GB less" in said
+
+
 async def test_other_bytes_than_were_stored_are_a_fault(monkeypatch):
     async with running(host=128 << 20) as daemon:
         monkeypatch.setattr(Client, "get", lambda _self, _name, _key, *, out: out.__setitem__(0, out[0] ^ 1))
