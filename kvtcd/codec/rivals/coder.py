@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from kvtcd.codec.exact import to_planes
-from kvtcd.codec.lossless import Lossless, check_raw
-from kvtcd.codec.ports import Encoder, Reason, Symbols
+from kvtcd.codec.middle import MiddleEncoder
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
 from kvtcd.codec.rivals.method import ANY, F16, Method, Site
@@ -18,7 +17,6 @@ from kvtcd.codec.rivals.methods import method_for
 from kvtcd.codec.rivals.setting import CODECS, Setting
 from kvtcd.codec.runs import BlockDecoder
 from kvtcd.codec.sections import Part, Plain, Scratch, plain
-from kvtcd.codec.transform import views
 from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Rope
@@ -138,7 +136,7 @@ class RivalDecoder(BlockDecoder):
         return methods
 
 
-class Rival(Encoder):
+class Rival(MiddleEncoder):
     """Encoder of one layout and rival.
 
     Args:
@@ -162,31 +160,30 @@ class Rival(Encoder):
         window: int = 128,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._layout, self._setting = layout, setting
-        self._coder = RivalDecoder(layout, rope, CODECS[setting.codec], profile, device)
-        self._profile = profile.digest if profile else bytes(32)
-        self._lossless = Lossless(layout)
-        self._sinks, self._window = sinks, window
+        codec, digest = CODECS[setting.codec], profile.digest if profile else bytes(32)
+        self._setting = setting
+        self._coder = RivalDecoder(layout, rope, codec, profile, device)
+        header = Header(
+            codec=codec,
+            codec_version=VERSION,
+            dtype=layout.dtype,
+            layout=layout.digest,
+            tokens=0,
+            raw_bytes=0,
+            basis=BasisId.PLAIN if profile else BasisId.NONE,
+            plan=setting.plan,
+            step=setting.dial,
+            profile=digest,
+        )
+        super().__init__(layout, header, sinks=sinks, window=window)
 
-    def analyze(
-        self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
-    ) -> Symbols:
-        """Code a block; see `Encoder`."""
-        check_raw(raw, self._layout, tokens)
-        losslessly = partial(
-            self._lossless.instead,
-            raw=raw, tokens=tokens, first_token=first_token, after=after, scratch=scratch,
-        )  # fmt: skip
-        if first_token is None:
-            return losslessly(Reason.POSITION)
-        start = min(tokens, max(0, self._sinks - first_token))
-        end = tokens - min(tokens, max(0, self._window - after))
-        if start >= end:
-            return losslessly(Reason.WINDOW)
-        block, coded = views(raw, self._layout, tokens), list[Plain]()
+    def _code(
+        self, block: tuple[Tensor, ...], start: int, count: int, *, first_token: int, scratch: Scratch
+    ) -> list[Plain] | Reason:
+        coded: list[Plain] = []
         for index, view in enumerate(block):
             run = self._coder.analyze(
-                view[:, start:end],
+                view[:, start : start + count],
                 self._setting,
                 index,
                 start=start,
@@ -194,23 +191,8 @@ class Rival(Encoder):
                 scratch=scratch,
             )
             if isinstance(run, Reason):
-                return losslessly(run)
+                return run
             coded += run
-        if sum(section.data.numel() for section in coded) > self._layout.nbytes(end - start):
-            return losslessly(Reason.RANGE)
-        header = Header(
-            codec=CODECS[self._setting.codec],
-            codec_version=VERSION,
-            dtype=self._layout.dtype,
-            layout=self._layout.digest,
-            tokens=tokens,
-            raw_bytes=raw.numel(),
-            first_token=first_token,
-            basis=BasisId.PLAIN if any(self._profile) else BasisId.NONE,
-            plan=self._setting.plan,
-            step=self._setting.dial,
-            profile=self._profile,
-        )
-        head = to_planes(block, 0, start, scratch) if start else []
-        tail = to_planes(block, end, tokens - end, scratch) if end < tokens else []
-        return Symbols(header, [*head, *coded, *tail])
+        if sum(section.data.numel() for section in coded) > self._layout.nbytes(count):
+            return Reason.RANGE
+        return coded
