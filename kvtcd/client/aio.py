@@ -9,15 +9,14 @@ from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
 from kvtcd.client.call import Buffer, Options, flat, room
 from kvtcd.client.groups import groups
-from kvtcd.client.regions import in_region
+from kvtcd.client.regions import in_region, one_each
 from kvtcd.core import wire
-from kvtcd.core.errors import BadRequest, NotFound
+from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Found
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
-from kvtcd.core.regions import RegionGet, RegionPut
 
 T = TypeVar("T")
 
@@ -131,9 +130,7 @@ class AsyncClient(AsyncDaemonClient):
         self, name: str, group: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
     ) -> tuple[BlockResult, ...]:
         if loan := await self._lend([data for _, data in group]):
-            asked = RegionPut(
-                loan.name, [(head, span) for (head, _), span in zip(group, loan.spans, strict=True)]
-            )
+            asked = loan.put(head for head, _ in group)
             call = endpoints.put_many_placed(name, asked, options, durable=durable)
             if (results := await self._on_loan(loan, call)) is not None:
                 return results
@@ -176,10 +173,9 @@ class AsyncClient(AsyncDaemonClient):
     ) -> AsyncIterator[tuple[EngineKey, memoryview | None]]:
         """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
         keys, options = list(keys), Options(salt, deadline)
-        if out is not None and len(out) != len(keys):
-            raise BadRequest("out", f"has {len(out)} buffers for {len(keys)} keys")
+        one_each(keys, out)
         if out and (loan := await self._lend(out)):
-            asked = RegionGet(loan.name, list(zip(endpoints.checked(keys), loan.spans, strict=True)))
+            asked = loan.get(endpoints.checked(keys))
             landed = await self._on_loan(loan, endpoints.get_many_placed(name, asked, options))
             if landed is not None:
                 for item in in_region(landed, out):

@@ -8,17 +8,30 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Self
 from weakref import WeakSet
 
 from kvtcd.client.address import Address
 from kvtcd.client.call import Buffer, flat, problem
-from kvtcd.core.errors import Corrupt, DeadlineExceeded, KvtcdError, NotFound, Unavailable
+from kvtcd.core.errors import BadRequest, Corrupt, DeadlineExceeded, KvtcdError, NotFound, Unavailable
 from kvtcd.core.fields import json_object
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.regions import HELLO, MAX_ANSWER, REGION, SEALS, Grant, Landed, Placed, Span, side_socket
+from kvtcd.core.messages import BlockHead
+from kvtcd.core.regions import (
+    HELLO,
+    MAX_ANSWER,
+    REGION,
+    SEALS,
+    Grant,
+    Landed,
+    Placed,
+    RegionGet,
+    RegionPut,
+    Span,
+    side_socket,
+)
 
 CONNECT_S = 5.0
 
@@ -141,6 +154,14 @@ class Loan:
         (span,) = self.spans
         return Placed(self.name, span)
 
+    def put(self, heads: Iterable[BlockHead]) -> RegionPut:
+        """Return the request to store what lies in the buffers, in order."""
+        return RegionPut(self.name, list(zip(heads, self.spans, strict=True)))
+
+    def get(self, keys: Iterable[EngineKey]) -> RegionGet:
+        """Return the request to read blocks into the buffers, in order."""
+        return RegionGet(self.name, list(zip(keys, self.spans, strict=True)))
+
     def broken_off(self, error: BaseException) -> bool:
         """Note how a call failed; return once the daemon touches the buffers no more.
 
@@ -183,6 +204,12 @@ class Regions:
             if spans and len(spans) == len(parts) and (name := region.share()) is not None:
                 return Loan(region, name, spans)
         return None
+
+
+def one_each(keys: Sequence[bytes], out: Sequence[bytearray | memoryview] | None) -> None:
+    """Raise `BadRequest` unless there is a buffer for each key, or none are given."""
+    if out is not None and len(out) != len(keys):
+        raise BadRequest("out", f"has {len(out)} buffers for {len(keys)} keys")
 
 
 def in_region(
