@@ -155,11 +155,11 @@ class Stepped(RunDecoder):
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
+        if not self._by_token:
+            return torch.full((len(products), products[0].shape[1]), own, device=self._device)
         offsets = self._levels[:, None]
         for product, width in zip(products, widths, strict=True):
             offsets = offsets + product[width.rank : width.rank + len(products)]
-        if not self._by_token:
-            offsets.zero_()
         return (offsets.round().to(torch.int64) + own).clamp_(0, CLASSES - 1)
 
     def _symbols(

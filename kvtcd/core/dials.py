@@ -12,7 +12,7 @@ CodecName = Literal[
 ]
 DialName = Literal["ratio", "max_kl", "bits", "level"]
 OPTIONS = ("mean", "haar", "norm", "unbiased", "raw", "delta")
-"""Every option of every codec. The place of one is its bit in blobs: new ones go to the end."""
+"""Every option that a blob names. The place of one is its bit there: new ones go to the end."""
 
 
 @dataclass(frozen=True, slots=True)

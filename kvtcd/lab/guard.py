@@ -8,8 +8,8 @@ far the model is from where it was behind the very cache that was to be stored; 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.dial import Curve
-from kvtcd.codec.kvtc2 import GUARD, Kvtc2
+from kvtcd.codec.kvtc2 import GUARD
 from kvtcd.codec.ports import BlobDecoder, Encoder
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.stepped import Stepped
@@ -64,7 +65,7 @@ class Guarded:
 
     Attributes:
         encoder, decoder: as a daemon has them.
-        bare: an encoder with the same step and no bound.
+        bare: the same encoder without its guard.
         coder: tells weighted errors.
         step: of the quantiser.
         calibrated: the weighted error that calibration measured at this step.
@@ -79,16 +80,20 @@ class Guarded:
 
     @classmethod
     def of(
-        cls, identity: Identity, profile: Profile, spec: Spec, encoder: Encoder, decoder: BlobDecoder
+        cls, identity: Identity, profile: Profile, spec: Spec, codecs: Mapping[Spec, NamespaceCodec]
     ) -> Guarded:
-        """Take the guard off a codec."""
+        """Put together a codec and, among `codecs`, the same without a guard."""
         curve = Curve.from_json(profile.origin.curve)
         assert curve, "the codec was opened"
         choice = spec.choice()
         step = curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)
-        bare = Kvtc2(identity.layout, identity.rope, profile, step, sinks=SINKS, window=WINDOW)
+        opened, bare = codecs[spec], codecs[_unguarded(spec)]
         coder = Stepped(identity.layout, identity.rope, profile)
-        return cls(encoder, decoder, bare, coder, step, curve.at(step).error)
+        return cls(opened.encoder, opened.decoder, bare.encoder, coder, step, curve.at(step).error)
+
+
+def _unguarded(spec: Spec) -> Spec:
+    return replace(spec, options=tuple(dict.fromkeys((*spec.options, "no-guard"))))
 
 
 def command(
@@ -122,10 +127,10 @@ def command(
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         source = profile_source(loaded, identity, [spec], profile, phases)
-        opened = open_codecs(identity, [spec], source, sinks=SINKS, window=WINDOW)[spec]
+        opened = open_codecs(identity, [spec, _unguarded(spec)], source, sinks=SINKS, window=WINDOW)
         found = source.find(identity)
         assert found, "the codec was opened"
-        guarded = Guarded.of(identity, found, spec, opened.encoder, opened.decoder)
+        guarded = Guarded.of(identity, found, spec, opened)
         documents = [
             (sources[document.file].name, document.tokens)
             for document in cut(loaded, sources, context, continuation, per_file)
