@@ -82,7 +82,7 @@ class Model:
     Attributes:
         name: for people, part of the identity all the same.
         weights: digest of its weight files, 64 hex digits.
-        settings: digest of all else that decides what the pages hold, see `vllm_model`.
+        settings: digest of all else that decides what the pages hold, see `model_files`.
         adapter: digest of the adapters that are served, or ``none``.
         attention: None where the configuration has nothing that is known here, or does not hold.
     """

@@ -95,18 +95,18 @@ class Threads:
         for thread in self._threads:
             thread.join()
         self.jobs.abandon()
-        self.daemon.close()
+        self.daemon.link.close()
 
     def _look(self) -> None:
         while True:
             try:
-                keys = self._wanted.get(timeout=self.daemon.pause())
+                keys = self._wanted.get(timeout=self.daemon.link.pause())
             except queue.Empty:
                 keys = ()
             if keys is None:
                 return
             try:
-                if self.daemon.pause() == 0.0 and self.daemon.connect():
+                if self.daemon.link.pause() == 0.0 and self.daemon.link.connect():
                     self._learned.put(Learned({}, restarted=True))
                 found = self.daemon.find(keys) if keys else {}
             except Exception:  # noqa: BLE001 - the engine lives on whatever is wrong here; the log has it

@@ -30,11 +30,12 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtcd.client import Client
 from kvtcd.core.keys import EngineKey
+from kvtcd.integrations.model_files import AdapterWatch, Settings
 from kvtcd.integrations.vllm_daemon import Daemon
 from kvtcd.integrations.vllm_identity import Attention, attention_of, identities, pages_of
 from kvtcd.integrations.vllm_jobs import Chains, Chunk, Job, is_ours
 from kvtcd.integrations.vllm_lookups import Answer, Lookups
-from kvtcd.integrations.vllm_model import AdapterWatch, Settings, model_of
+from kvtcd.integrations.vllm_model import model_of
 from kvtcd.integrations.vllm_threads import Threads
 
 CHUNKS, UP = "vllm:kvtcd_chunks", "vllm:kvtcd_up"
@@ -119,7 +120,7 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
             self._foreign += 1
             return LookupResult.MISS
         self._chains.seen(req_context.req_id, EngineKey(key), req_context.get_offload_key_position(key))
-        if self._threads.daemon.away:
+        if self._threads.daemon.link.away:
             self._away += 1
             return LookupResult.MISS
         self._learn()
@@ -195,7 +196,7 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         self._lookups.counts.clear()
         self._away = self._foreign = 0
         stats = OffloadingConnectorStats()
-        stats.set_gauge(UP, float(self._threads.daemon.up))
+        stats.set_gauge(UP, float(self._threads.daemon.link.up))
         for what, chunks in counts.items():
             if chunks:
                 stats.increase_counter(CHUNKS, chunks, (what,))

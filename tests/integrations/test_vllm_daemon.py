@@ -26,7 +26,8 @@ from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.matches import BlockMatch, Matches
 from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
-from kvtcd.integrations.vllm_daemon import PAUSES_S, REFUSED_S, Daemon, Link
+from kvtcd.integrations.link import PAUSES_S, REFUSED_S, State
+from kvtcd.integrations.vllm_daemon import Daemon
 from kvtcd.integrations.vllm_jobs import Chunk
 
 BYTES = 8
@@ -111,20 +112,20 @@ def scene() -> Scene:
         client, {0: IDENTITY}, salt=b"", seconds=1.0, valid=lambda: wrong[0] if wrong else "",
         on_lost=lambda: lost.append(time.monotonic()),
     )  # fmt: skip
-    assert not daemon.up
-    assert not daemon.away  # nobody knows yet
-    assert daemon.pause() == 0.0
-    assert not daemon.connect()  # the first one is no other one
-    assert daemon.up
-    assert daemon.pause() is None
+    assert not daemon.link.up
+    assert not daemon.link.away  # nobody knows yet
+    assert daemon.link.pause() == 0.0
+    assert not daemon.link.connect()  # the first one is no other one
+    assert daemon.link.up
+    assert daemon.link.pause() is None
     return Scene(client, daemon, bytearray(range(80)), lost, wrong)
 
 
 def test_another_daemon_is_noticed_by_its_boot_id(scene: Scene) -> None:
-    assert not scene.daemon.connect()
+    assert not scene.daemon.link.connect()
     scene.client.boot = "two"
-    assert scene.daemon.connect()
-    assert not scene.daemon.connect()
+    assert scene.daemon.link.connect()
+    assert not scene.daemon.link.connect()
 
 
 @pytest.mark.parametrize(
@@ -134,8 +135,8 @@ def test_a_daemon_that_is_away_is_not_asked_again_for_a_while(scene: Scene, erro
     """It was restarted, its namespace was purged, or it hangs: a new connection is needed in each case."""
     scene.client.fail["match"] = error
     assert scene.daemon.find([key(1)]) == {}
-    assert not scene.daemon.up
-    assert scene.daemon.away
+    assert not scene.daemon.link.up
+    assert scene.daemon.link.away
     assert len(scene.lost) == 1
 
     asked = len(scene.client.calls)
@@ -144,30 +145,30 @@ def test_a_daemon_that_is_away_is_not_asked_again_for_a_while(scene: Scene, erro
     assert scene.daemon.store([chunk(1)], scene.row) == {}
     assert len(scene.client.calls) == asked
     assert len(scene.lost) == 1
-    assert 0 < scene.daemon.pause() <= PAUSES_S[0]
-    assert not scene.daemon.connect()
-    assert scene.daemon.up
+    assert 0 < scene.daemon.link.pause() <= PAUSES_S[0]
+    assert not scene.daemon.link.connect()
+    assert scene.daemon.link.up
 
 
 @pytest.mark.parametrize("error", [Busy("host"), StoreFull("put", "ENOSPC"), ServerError(500, "x", "y")])
 def test_a_daemon_that_cannot_now_is_still_there(scene: Scene, error: KvtcdError) -> None:
     scene.client.fail["put"] = error
     assert scene.daemon.store([chunk(1)], scene.row) == {}
-    assert scene.daemon.up
+    assert scene.daemon.link.up
     assert not scene.lost
 
 
 def test_pauses_grow_and_end(scene: Scene) -> None:
-    link = Link(names={0: "m"}, boot="one")
+    link = State(names={IDENTITY: "m"}, there=True, boot="one")
     for wanted in (*PAUSES_S, PAUSES_S[-1]):
         link = link.lost(100.0, refused=False)
         assert link.pause(100.0) == pytest.approx(wanted)
         assert link.pause(1000.0) == 0.0
     assert link.lost(100.0, refused=True).pause(100.0) == REFUSED_S
-    assert link.found({0: "m"}, "two").lost(0.0, refused=False).pause(0.0) == PAUSES_S[0]
+    assert link.found({IDENTITY: "m"}, "two").lost(0.0, refused=False).pause(0.0) == PAUSES_S[0]
     scene.client.fail["register"] = BadIdentity("layout", "is not known to this daemon")
-    scene.daemon.connect()
-    assert scene.daemon.pause() > PAUSES_S[-1]
+    scene.daemon.link.connect()
+    assert scene.daemon.link.pause() > PAUSES_S[-1]
 
 
 def test_what_does_not_hold_any_more_is_never_asked_for(scene: Scene) -> None:
@@ -178,10 +179,10 @@ def test_what_does_not_hold_any_more_is_never_asked_for(scene: Scene) -> None:
     assert scene.daemon.find([key(1)]) == {}
     assert scene.daemon.load([chunk(1)], scene.row) == []
     scene.wrong.clear()  # even if they changed back
-    assert not scene.daemon.connect()
-    assert not scene.daemon.up
-    assert scene.daemon.away
-    assert scene.daemon.pause() is None
+    assert not scene.daemon.link.connect()
+    assert not scene.daemon.link.up
+    assert scene.daemon.link.away
+    assert scene.daemon.link.pause() is None
     assert len(scene.client.calls) == asked
 
 
@@ -192,12 +193,12 @@ def test_a_load_ends_with_the_daemon_and_skips_what_is_missing_or_short(scene: S
     assert scene.daemon.load(chunks, scene.row) == [key(1), key(4)]
     assert scene.row(1) == b"a" * BYTES
     assert scene.row(2) == bytes(range(16, 24))  # missing: not touched
-    assert scene.daemon.up
+    assert scene.daemon.link.up
 
     scene.client.breaks_at = 3
     many = [chunk(1)] * 8 + chunks
     assert scene.daemon.load(many, scene.row) == []
-    assert not scene.daemon.up
+    assert not scene.daemon.link.up
     assert sum(name == "get" for name, _ in scene.client.calls) == 8  # four more, and none after that
 
 
@@ -211,7 +212,7 @@ def test_what_was_loaded_before_the_daemon_went_away_is_kept(scene: Scene) -> No
         return scene.row(number)
 
     assert scene.daemon.load(chunks, row) == [key(n) for n in range(8)]
-    assert not scene.daemon.up
+    assert not scene.daemon.link.up
 
 
 def test_only_what_is_missing_is_sent_and_nothing_is_taken_for_descent(scene: Scene) -> None:

@@ -16,8 +16,9 @@ from support.vllm_twin import OffloadingParallelConfig, OffloadingSpec, spec
 
 from kvtcd.core.errors import BadIdentity, BadRequest, Unavailable
 from kvtcd.core.layout import Dtype, kv_layout
+from kvtcd.integrations.model_files import AdapterWatch, Settings, adapters_digest
 from kvtcd.integrations.vllm_identity import attention_of, identities, pages_of
-from kvtcd.integrations.vllm_model import AdapterWatch, Settings, adapters_digest, model_of
+from kvtcd.integrations.vllm_model import model_of
 
 if TYPE_CHECKING:
     from pathlib import Path
