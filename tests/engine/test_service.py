@@ -396,7 +396,7 @@ def _full(_puts, _drops) -> None:
 
 
 async def test_a_disk_that_holds_less_than_was_meant_evicts_and_goes_on(tmp_path) -> None:
-    # Of a full disk, lfu would admit only what is worth more than the coldest there, and these are worth the same.
+    # To a full disk lfu admits only what is worth more than the coldest there, and these are worth the same.
     async with toy_service(tmp_path, policy=Policy("recent", evict=Evict("lru"))) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         environment = toy.service._registry.tenants[TENANT].writer.environment
