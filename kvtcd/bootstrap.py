@@ -17,7 +17,6 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
@@ -91,7 +90,7 @@ def _assemble(
         memory = HostMemory(config.host.capacity)
     except (OSError, OverflowError) as error:
         size = show_bytes(config.host.capacity)
-        raise ConfigError("config.toml", "host.capacity", f"{size} cannot be had: {error}") from None
+        raise config.fault("host.capacity", f"{size} cannot be had: {error}") from None
     metrics, registry = Metrics(), Registry()
     lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
@@ -150,9 +149,7 @@ def _device_memory(config: Config) -> DeviceMemory | None:
     try:
         return DeviceMemory(capacity, device)
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "config.toml", "gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}"
-        ) from None
+        raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
 
 
 def _accelerator(config: Config) -> Accelerator | None:
@@ -169,5 +166,5 @@ def _cuda(config: Config, field: str) -> torch.device:
     number, found = config.gpu.device, torch.cuda.device_count()
     if number >= found:
         why = f"asks for the CUDA device {number} (gpu.device), and CUDA finds {found} of them"
-        raise ConfigError("config.toml", field, why)
+        raise config.fault(field, why)
     return torch.device("cuda", number)

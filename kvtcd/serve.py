@@ -106,7 +106,11 @@ def _listeners(config: Config, handed: list[tuple[str, Listener]]) -> list[Liste
     if listeners.DATA not in names:
         every += listeners.bind_both(config.daemon.socket)
     if listeners.TCP not in names and config.tcp.address:
-        every.append(listeners.bind_tcp(*config.tcp.address))
+        try:
+            every.append(listeners.bind_tcp(*config.tcp.address))
+        except OSError as error:
+            why = f"{config.tcp.listen} cannot be bound: {error.strerror}"
+            raise config.fault("tcp.listen", why) from None
     return every
 
 

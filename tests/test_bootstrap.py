@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from kvtcd import bootstrap
 from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.staged import StagedEncoder
-from kvtcd.config import Config
+from kvtcd.config import Config, load
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -175,6 +176,23 @@ async def test_a_device_that_is_not_there_is_refused_by_its_field(
 
     assert error.value.field == field
     assert "CUDA finds 0" in str(error.value)
+
+
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_refused_by_the_file_and_field_that_ask_for_it(tmp_path) -> None:
+    path, tokens = tmp_path / "other.toml", tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nsha256 = "{"a" * 64}"\ntenant = "team"\n')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        path.write_text(
+            f'[daemon]\nstate = "state"\nsocket = "socket"\n[host]\ncapacity = "4 MiB"\n'
+            f'[disk]\ncapacity = 0\n[tcp]\nlisten = "{address}"\ntokens = "{tokens}"\n'
+        )
+        with pytest.raises(ConfigError) as error:
+            await serve(await asyncio.to_thread(load, path))
+
+    assert (error.value.path, error.value.field) == (str(path), "tcp.listen")
+    assert f"{address} cannot be bound: Address already in use" in str(error.value)
 
 
 @pytest.mark.asyncio

@@ -94,7 +94,7 @@ def bind_tcp(host: str, port: int) -> Listener:
     """Bind an address of this host.
 
     Raises:
-        ConfigError: it is taken, or not to be had.
+        OSError: it is taken, or not to be had.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(
@@ -102,9 +102,9 @@ def bind_tcp(host: str, port: int) -> Listener:
     )  # what is left of a predecessor's connections
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except OSError:
         listener.close()
-        raise ConfigError("config.toml", "tcp.listen", f"cannot be bound: {error.strerror}") from None
+        raise
     listener.listen(128)
     return Listener(listener)
 

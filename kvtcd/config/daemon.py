@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
-from kvtcd.config.values import Part, Size, Table, read, show_bytes, validated
+from kvtcd.config.values import Part, Size, Table, at_least, read, show_bytes, size, validated
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Share
 
@@ -33,6 +33,16 @@ def _of_this_host(text: str) -> str:
                 "and for other hosts put a proxy with TLS before it"
             )
     return text
+
+
+def _auto_or_size(value: object) -> object:
+    """Read a size, or the word ``auto``."""
+    if value == "auto":
+        return value
+    try:
+        return size(value)
+    except ValueError as error:
+        raise ValueError(f'{error}, or "auto"') from None
 
 
 class Daemon(Table):
@@ -61,13 +71,13 @@ class Tcp(Table):
 class Host(Table):
     """The host tier: one slab of memory, allocated at start."""
 
-    capacity: Annotated[Size, Field(ge=_MIB)] = 4 << 30
+    capacity: Annotated[Size, at_least(_MIB)] = 4 << 30
 
 
 class Gpu(Table):
     """The GPU tier: raw blocks on a CUDA device, on top of those on the host; and which device that is."""
 
-    capacity: Size | Literal["auto"] = 0
+    capacity: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = 0
     """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
     device: Annotated[int, Field(ge=0)] = 0
 
@@ -103,13 +113,15 @@ class Limits(Table):
     """Bounds on what clients may do at once."""
 
     connections: Annotated[int, Field(ge=1)] = 512
-    in_flight: Annotated[Size, Field(ge=_MIB)] = 1 << 30
+    in_flight: Annotated[Size, at_least(_MIB)] = 1 << 30
     """Bytes of host memory that requests hold, on their way in or out."""
-    tenant_in_flight: Annotated[Size, Field(ge=_MIB)] = 512 << 20
+    tenant_in_flight: Annotated[Size, at_least(_MIB)] = 512 << 20
 
 
 class Config(Table):
     """The whole of config.toml. Relative paths are taken from the file's folder."""
+
+    _source: str = PrivateAttr("the defaults (no --config)")
 
     daemon: Daemon = Daemon()
     tcp: Tcp = Tcp()
@@ -121,6 +133,10 @@ class Config(Table):
     limits: Limits = Limits()
     policies: tuple[Annotated[Path, Field(strict=False)], ...] = Field(default=(), strict=False)
 
+    def fault(self, field: str, why: str) -> ConfigError:
+        """Return the error that a value is one that this machine does not give; it names the file."""
+        return ConfigError(self._source, field, why)
+
 
 def load(path: Path | None) -> Config:
     """Read config.toml; None gives the defaults.
@@ -128,7 +144,9 @@ def load(path: Path | None) -> Config:
     Raises:
         ConfigError: it cannot be read, or a field is unknown, of the wrong type or out of range.
     """
-    config: Config = validated(Config, read(path) if path else {}, path or "defaults")
+    config = Config() if path is None else validated(Config, read(path), path)
+    if path:
+        config._source = str(path)  # noqa: SLF001 - no file may say it, so it is no field
     root = path.absolute().parent if path else Path.cwd()
 
     def absolute(target: Path) -> Path:
@@ -136,7 +154,7 @@ def load(path: Path | None) -> Config:
 
     if (length := len(os.fsencode(absolute(config.daemon.socket)))) > MAX_SOCKET_PATH:
         why = f"{length} bytes in all; the path of a Unix socket has at most {MAX_SOCKET_PATH}"
-        raise ConfigError(path or "defaults", "daemon.socket", why)
+        raise config.fault("daemon.socket", why)
     return config.model_copy(
         update={
             "daemon": config.daemon.model_copy(
@@ -164,11 +182,7 @@ def dump(config: Config) -> str:
 
 def _is_size(field: FieldInfo, value: object) -> bool:
     """Tell whether an int of this field stands for bytes: those fields read text first."""
-    read = [
-        *field.metadata,
-        *(m for part in get_args(field.annotation) for m in getattr(part, "__metadata__", ())),
-    ]
-    return isinstance(value, int) and any(isinstance(m, BeforeValidator) for m in read)
+    return isinstance(value, int) and any(isinstance(each, BeforeValidator) for each in field.metadata)
 
 
 def _toml(value: object) -> str:

@@ -12,6 +12,7 @@ from kvtcd.config.values import Table, parsed, read, validated
 from kvtcd.core.access import Caller, Scope, Token
 from kvtcd.core.errors import ConfigError
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63}")
 
 
@@ -26,8 +27,17 @@ def tenant_name(text: str) -> str:
     return text
 
 
+def _digest(text: str) -> str:
+    """Let through what may be a digest; what is none may be the token itself, and is not shown."""
+    if not _DIGEST.fullmatch(text):
+        raise ValueError(
+            "is not the SHA-256 of a token in 64 lower-case hex digits; `kvtcd token` makes both"
+        )
+    return text
+
+
 class _Token(Table):
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, AfterValidator(_digest)]
     tenant: Annotated[str, AfterValidator(tenant_name)]
     """``uid:1000``: the tenant that a user of this host is on the Unix socket."""
     scopes: Annotated[

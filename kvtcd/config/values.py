@@ -10,23 +10,25 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from kvtcd.config.faults import reason
 from kvtcd.core.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B?)")
 _MOST = 64 << 40
+_LONGEST = 100 * 365 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+) ?([smhd])")
 
 
-def _bytes(value: object) -> Any:  # noqa: ANN401 - what is no text is left for the field to judge
+def _bytes(value: object) -> int:
     """Read a size: a whole number of bytes, or text such as ``"8 GiB"``."""
-    if isinstance(value, str):
-        found = _SIZE.fullmatch(value)
-        if not found:
-            raise ValueError(f'{value!r} is not a size; write for instance "8 GiB"')
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
         return int(float(found[1]) * _UNITS[found[2]])
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    units = ", ".join(filter(None, _UNITS))
+    raise ValueError(f'{value!r} is not a size; write for instance "8 GiB" (units are {units})')
 
 
 def _addressable(value: int) -> int:
@@ -38,6 +40,17 @@ def _addressable(value: int) -> int:
     return value
 
 
+def at_least(nbytes: int) -> AfterValidator:
+    """Return what refuses a smaller size."""
+
+    def check(value: int) -> int:
+        if value < nbytes:
+            raise ValueError(f"{show_bytes(value)} is too little; at least {show_bytes(nbytes)}")
+        return value
+
+    return AfterValidator(check)
+
+
 def show_bytes(nbytes: int) -> str:
     """Write a size as text that reads back to the same number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -46,20 +59,27 @@ def show_bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _seconds(value: object) -> object:
+def _seconds(value: object) -> int:
     """Read a duration: text such as ``"7d"``."""
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value)
-        if not found:
-            raise ValueError(f'{value!r} is not a duration; write for instance "90s", "5m", "12h" or "7d"')
-        return int(found[1]) * _SECONDS[found[2]]
-    raise ValueError(f'{value!r} has no unit; write for instance "90s", "5m", "12h" or "7d"')
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if not found:
+        missing = "is not a duration" if isinstance(value, str) else "has no unit"
+        raise ValueError(f'{value!r} {missing}; write for instance "90s", "5m", "12h" or "7d"')
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if not 1 <= seconds <= _LONGEST:
+        raise ValueError(f"{value!r} is out of range; at least 1s, at most {_LONGEST // 86400}d")
+    return seconds
+
+
+_NO_PART = '{!r} is neither a share above 0 and up to 1, nor a size; write 0.5 or "200 GiB"'
 
 
 def _amount(value: object) -> object:
     """Read what somebody may have of a tier: a share such as ``0.5``, or a size such as ``"200 GiB"``."""
     if isinstance(value, str):
-        nbytes = _addressable(_bytes(value))
+        if not _SIZE.fullmatch(value):
+            raise ValueError(_NO_PART.format(value))
+        nbytes = size(value)
         if not nbytes:
             raise ValueError(
                 f"{value!r} is nothing, and nothing could be stored; leave it out for all of the tier"
@@ -69,12 +89,21 @@ def _amount(value: object) -> object:
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value == 1:
         return 1.0
-    raise ValueError(f'{value!r} is neither a share above 0 and up to 1, nor a size; write 0.5 or "200 GiB"')
+    raise ValueError(_NO_PART.format(value))
 
 
-Size = Annotated[int, BeforeValidator(_bytes), Field(ge=0), AfterValidator(_addressable)]
+def size(value: object) -> int:
+    """Read a size that a process can address.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return _addressable(_bytes(value))
+
+
+Size = Annotated[int, BeforeValidator(size)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1, le=100 * 365 * 86400)]
+Duration = Annotated[int, BeforeValidator(_seconds)]
 Part = Annotated[float | int, BeforeValidator(_amount)]
 """A share of a tier as a float, or bytes as an int."""
 
@@ -122,8 +151,6 @@ def validated(model: type[T], body: dict[str, Any], path: Path | str) -> T:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        known = {"extra_forbidden": "is not a known field", "model_type": "is not a table"}
-        why = known.get(first["type"], first["msg"])
-        raise ConfigError(path, field, why.removeprefix("Value error, ")) from None
+        raise ConfigError(path, field, reason(model, first)) from None

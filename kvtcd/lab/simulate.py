@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from kvtcd.config import Size, load_policy
+from kvtcd.config import load_policy, size
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Evict, Policy
 from kvtcd.lab.belady import most_hits
@@ -108,8 +107,8 @@ def budget_blocks(text: str, block_bytes: int | None) -> int:
         raise ConfigError("--budget", "", why)
     else:
         try:
-            blocks = TypeAdapter(Size).validate_python(text) // block_bytes
-        except ValidationError:
+            blocks = size(text) // block_bytes
+        except ValueError:
             raise ConfigError(
                 "--budget", "", f"{text!r} is neither a size, such as 64GiB, nor 3000blocks"
             ) from None
