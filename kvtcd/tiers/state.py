@@ -83,7 +83,7 @@ class StateDirectory:
 
         Raises:
             ConfigError: the file, or what is given, has another size; the file cannot be read, or can be read
-                by others; they differ.
+                by others; they differ; something is stored and there is no key: under a new one it would go.
         """
         path = self.path / "master.key"
         if given is not None:
@@ -94,24 +94,37 @@ class StateDirectory:
                 raise ConfigError("credential", MASTER_KEY, why)
             return given
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                key = file.read(MASTER_KEY_BYTES + 1)
         except FileNotFoundError:
-            durable.write_file(path, secrets.token_bytes(MASTER_KEY_BYTES))
-            return self.master_key()
+            return self._new_master_key(path)
         except OSError as error:
-            raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
-            mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-            if mode & 0o077:
-                raise ConfigError(path, "", f"others may read it (mode {mode:04o}); chmod 600 it")
-            key = file.read(MASTER_KEY_BYTES + 1)
-        if len(key) != MASTER_KEY_BYTES:
+            kind = "is a link" if path.is_symlink() else f"cannot be read: {error.strerror}"
             raise ConfigError(
-                path,
-                "",
-                f"not {MASTER_KEY_BYTES} bytes long; restore it, or remove it to begin with an empty store",
-            )
+                path, "", f"{kind}; it must be a file of uid {os.geteuid()}, mode 0600"
+            ) from error
+        if mode & 0o077:
+            raise ConfigError(path, "", f"others may read it (mode {mode:04o}); chmod 600 it")
+        if len(key) != MASTER_KEY_BYTES:
+            why = f"not {MASTER_KEY_BYTES} bytes long; restore it, or {self._anew()}"
+            raise ConfigError(path, "", why)
         return key
+
+    def _new_master_key(self, path: Path) -> bytes:
+        if stored := len([*self.tenants()]):
+            why = (
+                f"is missing, and what is stored here ({stored} tenants) was stored under it; restore it, "
+                f"hand it over as the credential {MASTER_KEY}, or {self._anew()}"
+            )
+            raise ConfigError(path, "", why)
+        key = secrets.token_bytes(MASTER_KEY_BYTES)
+        durable.write_file(path, key)
+        _log.info("made the master key %s; without it nothing that is stored here can be read", path)
+        return key
+
+    def _anew(self) -> str:
+        return f"remove {self._tenants} and it to begin with an empty store"
 
     def tenants(self) -> Iterator[str]:
         """Yield the hex name of every tenant that has a directory, in order."""

@@ -104,7 +104,9 @@ def test_a_master_key_of_another_size_is_refused_and_kept(path, content):
         file = path / "master.key"
         file.write_bytes(content)
         file.chmod(0o600)
-        with pytest.raises(ConfigError, match=r"master\.key: not 32 bytes long; restore it"):
+        with pytest.raises(
+            ConfigError, match=rf"{file}: not 32 bytes long; restore it, or remove {path}/tenants"
+        ):
             directory.master_key()
         assert file.read_bytes() == content
 
@@ -120,8 +122,32 @@ def test_a_master_key_that_others_can_read_is_refused(path):
 def test_a_master_key_behind_a_link_is_refused(path):
     with opened(path) as directory:
         (path / "master.key").symlink_to("/dev/zero")
-        with pytest.raises(ConfigError, match="cannot be read"):
+        with pytest.raises(ConfigError, match=r"master\.key: is a link; it must be a file"):
             directory.master_key()
+
+
+def test_a_master_key_that_cannot_be_read_says_what_it_must_be(path):
+    with opened(path) as directory:
+        (path / "master.key").mkdir()
+        with pytest.raises(
+            ConfigError, match=r"master\.key: cannot be read: Is a directory; it must be a file of uid"
+        ):
+            directory.master_key()
+
+
+def test_without_its_master_key_a_store_is_kept_and_the_start_refused(path):
+    with opened(path) as directory:
+        directory.master_key()
+        directory.tenant("ab").mkdir()
+        file = path / "master.key"
+        file.rename(path / "elsewhere")
+        with pytest.raises(ConfigError) as error:
+            directory.master_key()
+        assert str(error.value).startswith(f"{file}: is missing, and what is stored here (1 tenants)")
+        assert f"the credential kvtcd.master-key, or remove {path}/tenants" in str(error.value)
+        assert not file.exists(), "a new key would have what is stored removed as foreign"
+        (path / "elsewhere").rename(file)
+        assert directory.master_key() == file.read_bytes()
 
 
 def test_a_directory_open_to_others_is_refused_and_not_changed(path):
