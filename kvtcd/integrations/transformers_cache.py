@@ -7,54 +7,26 @@ them. Importing this loads neither torch nor transformers; using it does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtcd.client import BlockHead, BlockResult, Client
-from kvtcd.client.weights import weights_digest
+from kvtcd.client import BlockHead, Client
 from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import ChainBlock, EngineKey, chain
-from kvtcd.core.layout import Dtype
 from kvtcd.integrations.namespaces import register
-from kvtcd.integrations.transformers_identity import HASH_SCHEME, identity_of
+from kvtcd.integrations.transformers_identity import HASH_SCHEME, identity_of_model
+from kvtcd.integrations.transformers_reports import LoadBatchReport, LoadReport, SaveReport
 
 if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache, PreTrainedModel
 
 
-@dataclass(frozen=True, slots=True)
-class SaveReport:
-    """What became of a cache.
-
-    Attributes:
-        tokens: tokens of the cache.
-        found: leading tokens that were stored already, and were not sent.
-        results: what became of each block that was sent.
-    """
-
-    tokens: int
-    found: int
-    results: tuple[BlockResult, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of the cache is stored now."""
-        return all(result.outcome != "dropped" for result in self.results)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """A cache of the first `tokens` tokens, empty if nothing was stored."""
-
-    cache: DynamicCache
-    tokens: int
-
-
 class PrefixCache:
     """Saves and loads the caches of one model.
+
+    Every method takes a `salt` of its own instead of that of the instance, for servers of several users, and
+    a `deadline`, seconds for the daemon.
 
     Args:
         client: of the daemon that keeps the blocks.
@@ -89,7 +61,7 @@ class PrefixCache:
         self.identity = (
             model_or_identity
             if isinstance(model_or_identity, Identity)
-            else _identity_of_model(model_or_identity, block_tokens)
+            else identity_of_model(model_or_identity, block_tokens)
         )
         _require_ours(self.identity)
         self.namespace = register(client, self.identity)
@@ -100,7 +72,9 @@ class PrefixCache:
         cache: DynamicCache,
         token_ids: Sequence[int] | torch.Tensor,
         *,
+        partial: bool = True,
         durable: bool = False,
+        salt: bytes | None = None,
         deadline: float | None = None,
     ) -> SaveReport:
         """Store a cache: full blocks, and the last one even if it is partial. Only what is missing is sent.
@@ -109,8 +83,10 @@ class PrefixCache:
             cache: filled by a forward pass over one sequence; its tensors are only read.
             token_ids: the tokens that were read, at least as many as the cache holds: ``generate`` returns
                 one more, which it has not read.
+            partial: whether a partial last block is stored; it is of use only to who goes on from there.
             durable: return only once all is on disk.
-            deadline: seconds for the daemon.
+            salt: see the class.
+            deadline: see the class.
 
         Raises:
             UnsupportedCache: a layer does not keep its whole past.
@@ -120,30 +96,18 @@ class PrefixCache:
         from kvtcd.integrations.transformers_blocks import require_full_attention  # noqa: PLC0415 - loads torch
 
         require_full_attention(cache)
-        held = cache.get_seq_length()
-        tokens = _tokens(token_ids)
+        held, tokens = cache.get_seq_length(), _tokens(token_ids)
         if len(tokens) < held:
             raise BlockMismatch("tokens", f"at least the {held} of the cache", len(tokens))
-        links = list(chain(self.identity.digest, tokens[:held], self.identity.block_tokens))
-        stored = self._client.match_tokens(self.namespace, tokens[:held], salt=self._salt).prefix
-        known = {block.key for block in stored}
-        missing = [link for link in links if link.key not in known]
-        # A stored block that is none of these is a partial one that begins like the first one missing.
-        shorter = next((b.key for b in stored if b.key not in {link.key for link in links}), None)
-        results = self._client.put_many(
-            self.namespace,
-            self._blocks(cache, missing, shorter),
-            durable=durable,
-            salt=self._salt,
-            deadline=deadline,
-        )
-        return SaveReport(held, sum(link.tokens for link in links if link.key in known), results)
+        whole = held if partial else held - held % self.identity.block_tokens
+        return self._store(cache, tokens[:whole], durable=durable, salt=salt, deadline=deadline)
 
     def load(
         self,
         token_ids: Sequence[int] | torch.Tensor,
         *,
         device: torch.device | str = "cpu",
+        salt: bytes | None = None,
         deadline: float | None = None,
     ) -> LoadReport:
         """Return the cache of the longest stored prefix of a sequence, the partial last block included.
@@ -153,18 +117,19 @@ class PrefixCache:
         Args:
             token_ids: the sequence that the model is about to read.
             device: where the model is.
-            deadline: seconds for the daemon; what comes later counts as not stored.
+            salt: see the class.
+            deadline: see the class; what comes later counts as not stored.
         """
         import torch  # noqa: PLC0415 - takes seconds
         from transformers import DynamicCache  # noqa: PLC0415 - takes seconds
 
         from kvtcd.integrations.transformers_blocks import cache_from_raw  # noqa: PLC0415 - loads torch
 
-        tokens, layout = _tokens(token_ids), self.identity.layout
-        found = self._client.match_tokens(self.namespace, tokens, salt=self._salt).prefix
+        tokens, layout, salt = _tokens(token_ids), self.identity.layout, self._salt if salt is None else salt
+        found = self._client.match_tokens(self.namespace, tokens, salt=salt, deadline=deadline).prefix
         blocks: list[torch.Tensor] = []
         keys = [block.key for block in found]
-        for _, data in self._client.get_many(self.namespace, keys, salt=self._salt, deadline=deadline):
+        for _, data in self._client.get_many(self.namespace, keys, salt=salt, deadline=deadline):
             if data is None:
                 break
             blocks.append(torch.frombuffer(data, dtype=torch.uint8).to(device))
@@ -176,6 +141,103 @@ class PrefixCache:
             cache.crop(-1)
             count -= 1
         return LoadReport(cache, count)
+
+    def load_batch(
+        self,
+        sequences: Sequence[Sequence[int] | torch.Tensor],
+        *,
+        pad: int,
+        device: torch.device | str = "cpu",
+        salts: Sequence[bytes] | None = None,
+        deadline: float | None = None,
+    ) -> LoadBatchReport:
+        """Return several sequences as a batch for `generate`, with the longest stored prefix of each.
+
+        Args:
+            sequences: what the model is about to read, of any lengths and without padding.
+            pad: token id for slots without a token, which the mask hides.
+            device: where the model is.
+            salts: one for each sequence.
+            deadline: see the class; for each sequence.
+
+        Example:
+            Pass on all three, and the mask again to store what was read::
+
+                batch = prefixes.load_batch(sequences, pad=tokenizer.pad_token_id)
+                mask, cache = batch.attention_mask, batch.cache
+                output = model.generate(batch.input_ids, attention_mask=mask, cache=cache)
+                prefixes.save_batch(cache, output, mask)
+        """
+        from kvtcd.integrations.transformers_batches import padded, stacked  # noqa: PLC0415 - loads torch
+
+        if not sequences:
+            raise BadRequest("sequences", "there is none")
+        tokens = [_tokens(sequence) for sequence in sequences]
+        known = [
+            self.load(ids, device=device, salt=salt, deadline=deadline)
+            for ids, salt in zip(tokens, _one_each(salts, len(tokens)), strict=True)
+        ]
+        counts = tuple(report.tokens for report in known)
+        ids, mask = padded(tokens, counts, pad)
+        cache = stacked([report.cache for report in known], self.identity.layout)
+        return LoadBatchReport(ids.to(device), mask.to(device), cache, counts)
+
+    def save_batch(
+        self,
+        cache: DynamicCache,
+        token_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        *,
+        durable: bool = False,
+        salts: Sequence[bytes] | None = None,
+        deadline: float | None = None,
+    ) -> tuple[SaveReport, ...]:
+        """Store each sequence of a padded batch; see `save`.
+
+        Padding may be on the left, on the right or in between, but positions must have counted tokens alone:
+        `generate` sees to that, a bare forward pass with padding on the left needs ``position_ids``.
+
+        Args:
+            cache: of the batch.
+            token_ids: ``[B, W]``, at least as many slots as the cache has.
+            attention_mask: ``[B, V]``, 0 where a slot holds no token; slots behind its end hold one.
+            durable: return only once all is on disk.
+            salts: one for each sequence.
+            deadline: see the class; for each sequence.
+
+        Raises:
+            UnsupportedCache: a layer does not keep its whole past.
+            BlockMismatch: tokens or mask are of another batch, or the cache is of another model.
+            Busy: the daemon has no room for now.
+        """
+        from kvtcd.integrations.transformers_batches import rows  # noqa: PLC0415 - loads torch
+
+        parts = list(rows(cache, token_ids, attention_mask))
+        return tuple(
+            self._store(part, ids, durable=durable, salt=salt, deadline=deadline)
+            for (part, ids), salt in zip(parts, _one_each(salts, len(parts)), strict=True)
+        )
+
+    def _store(
+        self,
+        cache: DynamicCache,
+        tokens: Sequence[int],
+        *,
+        durable: bool,
+        salt: bytes | None,
+        deadline: float | None,
+    ) -> SaveReport:
+        """Store the first tokens of a cache, which has at least as many."""
+        salt = self._salt if salt is None else salt
+        links = list(chain(self.identity.digest, tokens, self.identity.block_tokens))
+        matches = self._client.match_tokens(self.namespace, tokens, salt=salt, deadline=deadline)
+        known = {block.key for block in matches.prefix}
+        missing = [link for link in links if link.key not in known]
+        # A stored block that is none of these is a partial one that begins like the first one missing.
+        shorter = next((b.key for b in matches.prefix if b.key not in {link.key for link in links}), None)
+        blocks = self._blocks(cache, missing, shorter)
+        results = self._client.put_many(self.namespace, blocks, durable=durable, salt=salt, deadline=deadline)
+        return SaveReport(len(tokens), sum(link.tokens for link in links if link.key in known), results)
 
     def _blocks(
         self, cache: DynamicCache, links: Sequence[ChainBlock], shorter: EngineKey | None
@@ -193,30 +255,15 @@ def _tokens(token_ids: Sequence[int] | torch.Tensor) -> list[int]:
     tokens: Any = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
     if tokens and isinstance(tokens[0], list):
         if len(tokens) != 1:
-            raise BadRequest("token_ids", f"a batch of {len(tokens)} sequences; save and load one at a time")
+            raise BadRequest("token_ids", f"a batch of {len(tokens)} sequences; see load_batch, save_batch")
         tokens = tokens[0]
     return list(tokens)
 
 
-def _identity_of_model(model: PreTrainedModel, block_tokens: int) -> Identity:
-    if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
-        raise BadIdentity(
-            "adapter", "the model has an adapter; give an identity with the digest of its files"
-        )
-    folder = Path(model.name_or_path or "/dev/null")
-    if not folder.is_dir():
-        raise BadIdentity("weights", "the model was not loaded from a folder; give an identity")
-    try:
-        dtype = Dtype(str(model.dtype).removeprefix("torch."))
-    except ValueError:
-        raise BadIdentity("layout.dtype", f"{model.dtype} is not one of {', '.join(Dtype)}") from None
-    return identity_of(
-        model.config,
-        weights=weights_digest(folder),
-        model=folder.name,
-        dtype=dtype,
-        block_tokens=block_tokens,
-    )
+def _one_each(salts: Sequence[bytes] | None, count: int) -> Sequence[bytes | None]:
+    if salts is not None and len(salts) != count:
+        raise BadRequest("salts", f"are {len(salts)}; there are {count} sequences")
+    return salts or [None] * count
 
 
 def _require_ours(identity: Identity) -> None:

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from support.models import random_model, tiny_llama_config
+from support.prefixes import BLOCK_TOKENS, assert_equal, identity_for, lossless_daemon, read, sequence
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch, UnsupportedCache
-from kvtcd.core.layout import Dtype
 from kvtcd.core.place import Tier
 from kvtcd.integrations.transformers_cache import PrefixCache
-from kvtcd.integrations.transformers_identity import identity_of
-from kvtcd.lab.daemon import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvtcd.client import Client
 
-BLOCK_TOKENS = 16
-LOSSLESS = """
-[match]
-[codec]
-name = "lossless"
-"""
-
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with tempfile.TemporaryDirectory(prefix="kvtcd-") as name:
-        folder = Path(name)
-        (folder / "lossless.toml").write_text(LOSSLESS)
-        settings = {"host": 64 << 20, "disk": 256 << 20, "profiles": folder / "profiles"}
-        with Daemon(folder, policy=folder / "lossless.toml", **settings) as daemon, daemon.client() as client:
-            yield client
+    with lossless_daemon() as daemon, daemon.client() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +37,7 @@ def model():
 @pytest.fixture
 def prefixes(client, model, request) -> PrefixCache:
     """A prefix cache whose namespace no other test uses."""
-    number = f"{abs(hash(request.node.nodeid)):x}".zfill(64)[:64]
-    identity = identity_of(
-        model.config, weights=number, model="tiny", dtype=Dtype.F32, block_tokens=BLOCK_TOKENS
-    )
-    return PrefixCache(client, identity)
-
-
-def sequence(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(64, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def read(model, tokens: list[int]) -> DynamicCache:
-    cache = DynamicCache()
-    with torch.no_grad():
-        model(torch.tensor([tokens]), cache=cache)
-    return cache
+    return PrefixCache(client, identity_for(model, request.node.nodeid))
 
 
 def go_on(model, tokens: list[int], cache: DynamicCache, steps: int = 12) -> list[int]:
@@ -87,12 +57,6 @@ def go_on(model, tokens: list[int], cache: DynamicCache, steps: int = 12) -> lis
 def first(cache: DynamicCache, tokens: int) -> DynamicCache:
     """The model's own cache, cut to its first tokens."""
     return DynamicCache([(keys[:, :, :tokens], values[:, :, :tokens]) for keys, values, *_ in cache])
-
-
-def assert_equal(one: DynamicCache, other: DynamicCache) -> None:
-    for (keys, values, *_), (other_keys, other_values, *_) in zip(one, other, strict=True):
-        assert torch.equal(keys, other_keys)
-        assert torch.equal(values, other_values)
 
 
 def tiers(prefixes: PrefixCache, tokens: list[int]) -> set[Tier | None]:
@@ -234,6 +198,25 @@ def test_a_model_from_a_folder_needs_no_identity(client, tmp_path):
 
     assert prefixes.namespace.startswith("tiny-model-")
     assert_equal(prefixes.load([*tokens, 7]).cache, own)
+
+
+def test_a_salt_of_one_call_stands_in_for_that_of_the_instance(prefixes, model):
+    tokens = sequence(20)
+    prefixes.save(read(model, tokens), tokens, salt=b"ann")
+
+    assert prefixes.load(tokens).tokens == prefixes.load(tokens, salt=b"bob").tokens == 0
+    assert prefixes.load(tokens, salt=b"ann").tokens == 19
+    of_ann = PrefixCache(prefixes._client, prefixes.identity, salt=b"ann")
+    assert of_ann.load(tokens).tokens == 19
+    assert of_ann.load(tokens, salt=b"").tokens == 0, "no salt is one too"
+
+
+def test_a_partial_block_can_be_left_out(prefixes, model):
+    tokens = sequence(20)
+    report = prefixes.save(read(model, tokens), tokens, partial=False)
+
+    assert (report.tokens, len(report.results)) == (16, 1)
+    assert prefixes.load([*tokens, 7]).tokens == 16
 
 
 def test_what_would_be_mistaken_for_something_else_is_refused(client, model, prefixes):

@@ -1,0 +1,89 @@
+"""A long prompt read in passes, each stored as it ends.
+
+Importing this loads neither torch nor transformers; using it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvtcd.client import BlockResult
+from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, ServerError, Unavailable, UnknownNamespace
+from kvtcd.integrations.transformers_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
+
+DAEMON_FAILED = (Busy, DeadlineExceeded, ServerError, Unavailable, UnknownNamespace)
+"""Errors of the daemon, not of its caller: who can do without it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """A cache of all tokens but the last.
+
+    Attributes:
+        cache: what `generate` goes on from.
+        tokens: leading tokens that were fetched; the others were computed.
+        results: what became of each block that was sent.
+        failure: what the daemon failed with, if it did; from then on nothing was asked of it.
+    """
+
+    cache: DynamicCache
+    tokens: int
+    results: tuple[BlockResult, ...]
+    failure: KvtcdError | None
+
+
+def prefill(
+    prefixes: PrefixCache,
+    model: PreTrainedModel,
+    token_ids: Sequence[int],
+    *,
+    step: int = 2048,
+    durable: bool = False,
+    salt: bytes | None = None,
+    deadline: float | None = None,
+) -> PrefillReport:
+    """Let a model read all of a sequence but its last token; what is stored of it is fetched.
+
+    The rest is computed in passes, which bounds memory, and the blocks of each are stored when it ends: who
+    reads the same text meanwhile, or after a crash, finds them. A daemon that fails costs nothing but time.
+
+    Args:
+        prefixes: of this model.
+        model: what reads.
+        token_ids: one sequence.
+        step: tokens of a pass.
+        durable: have the blocks of each pass on disk before the next.
+        salt: parts these blocks from others of the same user; None: that of `prefixes`.
+        deadline: seconds for each call of the daemon.
+
+    Raises:
+        BlockMismatch: the model makes other caches than those of `prefixes`.
+    """
+    import torch  # noqa: PLC0415 - takes seconds
+    from transformers import DynamicCache  # noqa: PLC0415 - takes seconds
+
+    cache, known, last = DynamicCache(), 0, len(token_ids) - 1
+    results: list[BlockResult] = []
+    failure: KvtcdError | None = None
+    try:
+        found = prefixes.load(token_ids, device=model.device, salt=salt, deadline=deadline)
+        cache, known = found.cache, found.tokens
+    except DAEMON_FAILED as error:
+        failure = error
+    for start in range(known, last, step):
+        stop = min(start + step, last)
+        with torch.no_grad():
+            model(torch.tensor([token_ids[start:stop]], device=model.device), cache=cache, logits_to_keep=1)
+        if failure is None:
+            try:
+                results += prefixes.save(
+                    cache, token_ids, partial=stop == last, durable=durable, salt=salt, deadline=deadline
+                ).results
+            except DAEMON_FAILED as error:
+                failure = error
+    return PrefillReport(cache, known, tuple(results), failure)
