@@ -22,10 +22,16 @@ EngineKey = NewType("EngineKey", bytes)
 RecordKey = NewType("RecordKey", bytes)
 """32 bytes."""
 
+_SHOWN = 6
 _PADS = tuple(bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 MAX_SALT = 255
 MAX_KEY = 64
 _MAX_TOKEN = 2**32 - 1
+
+
+def log_name(key: RecordKey) -> str:
+    """Return a record's name in logs: the start of a keyed hash, which tells of neither tokens nor keys."""
+    return key[:_SHOWN].hex()
 
 
 def parse_key(text: str) -> EngineKey:

@@ -14,7 +14,7 @@ from kvtcd.core.catalog import Catalog
 from kvtcd.core.entry import State
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
 from kvtcd.core.events import Action, Event, Move, Reason
-from kvtcd.core.keys import RecordKey
+from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import MEMORY, Place
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import Metrics
@@ -177,7 +177,10 @@ class Driver:
         try:
             outcome = await work
         except Exception:  # noqa: BLE001 - any failure of a move is one lost block, logged and counted
-            _log.exception("unexpected failure while moving a block from %s to %s", move.source, move.target)
+            _log.exception(
+                "unexpected failure while moving record %s from %s to %s",
+                log_name(move.key), move.source, move.target,
+            )  # fmt: skip
             self._metrics.internal_errors.labels("mover").inc()
             outcome = Outcome(ev.MoveFailed(move.key))
         if outcome.origin:

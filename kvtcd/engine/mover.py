@@ -20,7 +20,7 @@ import numpy as np
 
 from kvtcd.core.errors import Corrupt, DeviceLost, KvtcdError, StoreFailed, StoreFull, UnknownProfile
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
-from kvtcd.core.keys import RecordKey
+from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
 from kvtcd.engine import steps
 from kvtcd.engine.metrics import Metrics
@@ -84,7 +84,7 @@ class Mover:
         try:
             outcome = await self._carry_out(move, namespace, tenant, origin)
         except KvtcdError as error:
-            return self._failed(move, error)
+            return self._failed(move, namespace, error)
         self._metrics.moved(move.source, move.target, None)
         return outcome
 
@@ -102,7 +102,7 @@ class Mover:
             return await self._store(move, origin, tenant)
         return await self._demote(move, origin, tenant)
 
-    def _failed(self, move: Move, error: KvtcdError) -> Outcome:
+    def _failed(self, move: Move, namespace: Namespace, error: KvtcdError) -> Outcome:
         # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
         damaged = isinstance(error, Corrupt | UnknownProfile)
         full = isinstance(error, StoreFull) and move.target is Place.DISK
@@ -112,7 +112,10 @@ class Mover:
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
         told = isinstance(error, StoreFailed | DeviceLost)  # by the writer, and by who ends the process
         log = _log.debug if told else _log.warning
-        log("move %s to %s failed: %s", move.source, move.target, error)
+        log(
+            "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
+            log_name(move.key), namespace.name, namespace.tenant, move.source, move.target, error,
+        )  # fmt: skip
         return Outcome(MoveFailed(move.key, damaged and move.source.form is Form.PACKED, full))
 
     async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -11,19 +12,23 @@ from prometheus_client import Counter
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt
 from kvtcd.core.events import Reason
-from kvtcd.core.keys import RecordKey, TenantKeys
+from kvtcd.core.keys import RecordKey, TenantKeys, log_name
 from kvtcd.engine import envelopes
 from kvtcd.engine.envelopes import Rows
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Environment
 
+SHOWN = 10
+"""Damaged records that are named; of the others only their number is told."""
+_log = logging.getLogger(__name__)
 
-def mend(environment: Environment) -> dict[str, bytes]:
+
+def mend(environment: Environment, tag: str) -> dict[str, bytes]:
     """Put an environment in order after an unclean end; return what it keeps under namespace names."""
     environment.check_readers()
-    if environment.recovered:
-        environment.drop_orphans()
+    if environment.recovered and (orphans := environment.drop_orphans()):
+        _log.warning("environment of tenant %s: %d records lacked their header and are removed", tag, orphans)
     return environment.namespaces()
 
 
@@ -46,6 +51,7 @@ def scan(
         to no namespace.
     """
     now = time.time_ns() // 1_000_000
+    damaged = list[str]()
 
     def fault(key: RecordKey, sealed: bytes) -> Counter | None:
         """Return what counts the reason why a record is not taken in, None if it is."""
@@ -53,6 +59,7 @@ def scan(
             whole = environment.recovered
             envelope = records.open_envelope(keys, key, sealed) if whole else records.parse(sealed)
         except Corrupt as error:
+            damaged.append(f"{log_name(key)} of {_whose(sealed, known)}, tenant {keys.tenant}: {error}")
             return metrics.damaged.labels(type(error).__name__)
         namespace = known.get(envelope.namespace)
         if namespace is None or namespace.generation != envelope.generation:
@@ -74,8 +81,21 @@ def scan(
                 why.inc()
                 refused.append(key)
         taken += (rows if sound.all() else rows[sound]).tobytes()
+    for each in damaged[:SHOWN]:
+        _log.warning("damaged record %s", each)
+    if more := len(damaged[SHOWN:]):
+        _log.warning("%d more damaged records of tenant %s", more, keys.tenant)
     found = np.frombuffer(taken, envelopes.ROW)
     return found[np.argsort(found["created"], kind="stable")], refused  # the order of use is not kept
+
+
+def _whose(sealed: bytes, known: Mapping[bytes, Namespace]) -> str:
+    """Say which namespace an envelope names, whether that is true or not."""
+    try:
+        namespace = known.get(records.parse(sealed).namespace)
+    except Corrupt:
+        namespace = None
+    return f"namespace {namespace.name}" if namespace else "an unknown namespace"
 
 
 def belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:

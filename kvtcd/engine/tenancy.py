@@ -93,7 +93,7 @@ class Tenancy:
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
             return True
-        values = await writer.exclusive(recovery.mend)
+        values = await writer.exclusive(partial(recovery.mend, tag=tag))
         if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
             await writer.close()
             return True
@@ -108,7 +108,7 @@ class Tenancy:
             try:
                 identity, generation = restored(namespace, value)
             except Corrupt as error:
-                _log.warning("a namespace is left out: %s", error)
+                _log.warning("a namespace of tenant %s is left out: %s", name, error)
                 continue
             await self._add(name, namespace, identity, generation)
         await self._recover_blocks(self.registry.tenants[name])

@@ -122,7 +122,7 @@ class Writer:
             await self._lane.run(self._write, puts, drops, watches)
         except Exception as fault:  # noqa: BLE001 - whatever it is, those who wait are told, and others can write
             error = _told(fault)
-            _log.warning("commit of %d records and %d drops: %s", len(puts), len(drops), error)
+            _log.warning("%s: commit of %d records and %d drops: %s", self.name, len(puts), len(drops), error)
             _settle([write for write in group if write.put is not None], error)
             await self._drop_alone([write for write in group if write.drop is not None])
         else:

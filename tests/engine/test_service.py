@@ -28,6 +28,7 @@ from kvtcd.core.keys import EngineKey, chain
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import CodecChoice, DiskTier, Evict, HostTier, Policy
+from kvtcd.engine import recovery
 from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
@@ -163,7 +164,7 @@ async def test_a_match_of_tokens_ends_with_a_partial_block(tmp_path) -> None:
     assert full[2].tokens == BLOCK_TOKENS
 
 
-async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
+async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path, caplog) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, {1: block(1), 2: block(2)})
@@ -187,6 +188,33 @@ async def test_a_damaged_record_is_a_miss_and_is_forgotten(tmp_path) -> None:
     assert 'kvtcd_damaged_records_total{error="BadChecksum"} 1.0' in text
     assert 'kvtcd_damaged_records_total{error="WrongRecord"} 1.0' in text
     assert stored[0].outcome == "stored"
+    for record, where in ((a, "BadChecksum"), (b, "WrongRecord")):
+        named = (
+            f"record {record[:6].hex()} of namespace n, tenant {TENANT}: the move from disk to host failed"
+        )
+        assert len([line for line in caplog.messages if line.startswith(named)]) == 1, where
+    secrets = [tenant.keys.record, tenant.keys.mac, (tmp_path / "master.key").read_bytes()]
+    assert not [secret for secret in secrets if secret[:6].hex() in caplog.text]
+
+
+async def test_what_is_damaged_at_a_start_is_named_with_its_namespace_and_tenant(tmp_path, caplog) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, {n: block(n) for n in range(recovery.SHOWN + 5)}, durable=True)
+        writer = toy.service._registry.tenants[TENANT].writer
+        records = {k: writer.environment.read(k) for k in keys_in(writer.environment)}
+        whole = records.pop(next(iter(records)))
+        puts = [Put(k, envelope[: len(envelope) // 2], blob) for k, (envelope, blob) in records.items()]
+        await writer.exclusive(lambda env: env.write(puts, []))
+    async with toy_service(tmp_path) as toy:
+        assert len(keys_in(toy.service._registry.tenants[TENANT].writer.environment)) == 1
+
+    assert whole
+    told = [line for line in caplog.messages if line.startswith("damaged record ")]
+    assert {line.split()[2] for line in told} <= {record[:6].hex() for record in records}
+    assert len(told) == recovery.SHOWN
+    assert all(f"of an unknown namespace, tenant {TENANT}: " in line for line in told)
+    assert f"4 more damaged records of tenant {TENANT}" in caplog.messages
 
 
 async def test_a_namespace_that_is_purged_during_a_reload_is_not_governed_again(

@@ -6,6 +6,7 @@ after threads: `environment` sees to it that one thread writes and that nobody i
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -45,6 +46,7 @@ _HEADERS_PER_SCAN = 1000
 _BATCH_BYTES = 32 << 20
 _Transaction: TypeAlias = "lmdb.Transaction[memoryview]"
 _Cursor: TypeAlias = "lmdb.Cursor[memoryview]"
+_log = logging.getLogger(__name__)
 
 
 class Generation:
@@ -234,7 +236,15 @@ class Generation:
             chunks = transaction.cursor(self._blob)
             if next(_keys(chunks), None):
                 bytes(chunks.value())
-        return sum(int(page.footprints.sum()) for page in walk(self.page))
+        used = unreadable = 0
+        for page in walk(self.page):
+            used += int(page.footprints.sum())
+            unreadable += page.unreadable
+        if unreadable:
+            _log.warning(
+                "%s: %d headers of records cannot be read; those records are missing", self.path, unreadable
+            )
+        return used
 
 
 def _keys(cursor: _Cursor, after: bytes = b"") -> Iterator[bytes]:

@@ -97,11 +97,13 @@ class Page:
         keys: of the records, in their order.
         envelopes: of each.
         footprints: bytes that each occupies, int64.
+        unreadable: headers between them that cannot be read.
     """
 
     keys: list[bytes]
     envelopes: list[bytes]
     footprints: npt.NDArray[np.int64]
+    unreadable: int
 
     @classmethod
     def of(cls, rows: Sequence[tuple[bytes, bytes]]) -> Page:
@@ -116,6 +118,7 @@ class Page:
             [*compress(keys, readable)],
             [value[_HEADER.size :] for value in compress(values, readable)],
             footprint(envelopes[readable], blobs[readable].astype(np.int64)),
+            int(np.count_nonzero(~readable)),
         )
 
 
