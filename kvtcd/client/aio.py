@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
+from kvtcd.client.arguments import engine_keys
 from kvtcd.client.call import Buffer, Options, flat, room
 from kvtcd.client.groups import groups
 from kvtcd.client.regions import in_region, one_each
@@ -175,7 +176,7 @@ class AsyncClient(AsyncDaemonClient):
         keys, options = list(keys), Options(salt, deadline)
         one_each(keys, out)
         if out and (loan := await self._lend(out)):
-            asked = loan.get(endpoints.checked(keys))
+            asked = loan.get(engine_keys(keys))
             landed = await self._on_loan(loan, endpoints.get_many_placed(name, asked, options))
             if landed is not None:
                 for item in in_region(landed, out):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from kvtcd.client.arguments import seconds
 from kvtcd.core.errors import BadRequest, Corrupt, KvtcdError, ServerError
 from kvtcd.core.fields import json_object
 from kvtcd.core.messages import DEADLINE_HEADER, SALT_HEADER
@@ -31,8 +32,10 @@ class Options:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if self.deadline is not None and not self.deadline > 0:
-            raise BadRequest("deadline", f"is {self.deadline}; give seconds above 0, or None")
+        if not isinstance(self.salt, bytes | bytearray | memoryview):
+            raise TypeError(f"salt: bytes, not {type(self.salt).__name__}")
+        if self.deadline is not None:
+            seconds("deadline", self.deadline)
 
     def headers(self) -> dict[str, str]:
         """Return the headers."""

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
+from kvtcd.client.arguments import (
+    block_head,
+    engine_key,
+    engine_keys,
+    issued_id,
+    namespace_name,
+    seconds,
+    whole_identity,
+)
 from kvtcd.client.call import Buffer, Call, Options, flat
 from kvtcd.core import wire
-from kvtcd.core.errors import BadKey, BadRequest
 from kvtcd.core.fields import Fields
-from kvtcd.core.identity import NAMESPACE_NAME, Identity
-from kvtcd.core.keys import EngineKey, token_array, tokens_to_bytes
+from kvtcd.core.identity import Identity
+from kvtcd.core.keys import token_array, tokens_to_bytes
 from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, keys_to_json, results_from_json
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
@@ -27,8 +34,6 @@ T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
 MAX_FRAME = 1 << 40
 """Bytes of one block that a daemon may send: a bound on what is allocated for a claim."""
-_NAME = re.compile(NAMESPACE_NAME)
-_MAX_KEY = 64
 
 
 def info() -> Call[Info]:
@@ -62,14 +67,16 @@ def _policies(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def events(namespace: str | None, after: str | None) -> Call[None]:
     """Listen; the answer is a stream of notices."""
-    path = "/v1/events" if namespace is None else f"/v1/events?namespace={_checked(namespace)}"
+    path = "/v1/events" if namespace is None else f"/v1/events?namespace={namespace_name(namespace)}"
     headers = {} if after is None else {LAST_ID_HEADER: after}
     return Call("GET", path, _nothing, (), headers, HEARTBEAT_S)  # of silence, at most
 
 
 def register(name: str, identity: Identity, options: Options) -> Call[NamespaceInfo]:
     """Register a namespace."""
-    return _json("PUT", _namespace(name), identity.to_json(), NamespaceInfo.from_json, options)
+    return _json(
+        "PUT", _namespace(name), whole_identity(identity).to_json(), NamespaceInfo.from_json, options
+    )
 
 
 def namespace(name: str) -> Call[NamespaceInfo]:
@@ -117,27 +124,27 @@ def match_tokens(
 def _match(name: str, *, all_ranks: bool, lease: float | None) -> str:
     query = {"ranks": "all"} if all_ranks else {}
     if lease is not None:
-        query["lease"] = f"{lease:.3f}"
+        query["lease"] = f"{seconds('lease', lease):.3f}"
     return f"{_namespace(name)}/match" + (f"?{urlencode(query)}" if query else "")
 
 
-def pin(name: str, keys: Iterable[bytes], seconds: float, options: Options) -> Call[LeaseInfo]:
+def pin(name: str, keys: Iterable[bytes], lease: float, options: Options) -> Call[LeaseInfo]:
     """Take a lease."""
-    body = _keys(keys) | {"seconds": seconds}
+    body = _keys(keys) | {"seconds": seconds("seconds", lease)}
     call = _json("POST", f"{_namespace(name)}/pin", body, LeaseInfo.from_json, options)
     return replace(call, repeatable=False)
 
 
 def give_back(lease_id: str) -> Call[None]:
     """End a lease."""
-    return Call("DELETE", f"/v1/leases/{lease_id}", _nothing)
+    return Call("DELETE", f"/v1/leases/{issued_id('lease', lease_id)}", _nothing)
 
 
 def put(
     name: str, block: BlockHead, data: Buffer | Placed, options: Options, *, durable: bool
 ) -> Call[BlockResult]:
     """Store one block, whose bytes are given, or lie in a region."""
-    query, body = block.to_query(), memoryview(b"")
+    query, body = block_head(block).to_query(), memoryview(b"")
     if isinstance(data, Placed):
         query |= data.to_query()
     else:
@@ -155,7 +162,7 @@ def put_group(
     body: list[Buffer] = []
     for block, data in blocks:
         view = flat(data)
-        body += (wire.head(block.to_json(), view.nbytes), view)
+        body += (wire.head(block_head(block).to_json(), view.nbytes), view)
     return Call(
         "POST", f"{_namespace(name)}/blocks:put", results_from_json, tuple(body),
         _put_headers(wire.MEDIA_TYPE, options, durable=durable), options.deadline,
@@ -219,41 +226,24 @@ def _operation(path: str, keys: Iterable[bytes], options: Options) -> Call[Opera
 
 def operation(operation_id: str) -> Call[Operation]:
     """Look at an operation."""
-    return Call("GET", f"/v1/operations/{operation_id}", Operation.from_json)
+    return Call("GET", f"/v1/operations/{issued_id('operation', operation_id)}", Operation.from_json)
 
 
 def cancel(operation_id: str) -> Call[Operation]:
     """End an operation."""
-    return Call("DELETE", f"/v1/operations/{operation_id}", Operation.from_json)
+    return Call("DELETE", f"/v1/operations/{issued_id('operation', operation_id)}", Operation.from_json)
 
 
 def _namespace(name: str) -> str:
-    return f"/v1/namespaces/{_checked(name)}"
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise BadRequest("namespace", f"{name!r} does not fit {NAMESPACE_NAME}")
-    return name
+    return f"/v1/namespaces/{namespace_name(name)}"
 
 
 def _block(name: str, key: bytes) -> str:
-    return f"{_namespace(name)}/blocks/{_key(key).hex()}"
-
-
-def _key(key: bytes) -> EngineKey:
-    if not 1 <= len(key) <= _MAX_KEY:
-        raise BadKey(key.hex())
-    return EngineKey(key)
-
-
-def checked(keys: Iterable[bytes]) -> list[EngineKey]:
-    """Return keys, once it is clear that they can be keys."""
-    return [_key(key) for key in keys]
+    return f"{_namespace(name)}/blocks/{engine_key(key).hex()}"
 
 
 def _keys(keys: Iterable[bytes]) -> dict[str, object]:
-    return keys_to_json(checked(keys))
+    return keys_to_json(engine_keys(keys))
 
 
 def _json(

@@ -14,6 +14,7 @@ from typing import Literal, Self
 from weakref import WeakSet
 
 from kvtcd.client.address import Address
+from kvtcd.client.arguments import block_head, region_bytes
 from kvtcd.client.call import Buffer, flat, problem
 from kvtcd.core.errors import BadRequest, Corrupt, DeadlineExceeded, KvtcdError, NotFound, Unavailable
 from kvtcd.core.fields import json_object
@@ -48,9 +49,14 @@ class Region:
 
     Attributes:
         memory: all of it, writable.
+
+    Raises:
+        BadRequest: not a byte is asked for.
+        Unavailable: so much memory cannot be had.
     """
 
     def __init__(self, address: Address, nbytes: int) -> None:
+        region_bytes(nbytes)
         self._address = address
         self._lock = threading.Lock()
         self._shared: tuple[socket.socket, str] | None = None
@@ -60,6 +66,9 @@ class Region:
             os.ftruncate(self._fd, nbytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
             self.memory = memoryview(mmap.mmap(self._fd, nbytes))
+        except (OSError, OverflowError) as error:
+            os.close(self._fd)
+            raise Unavailable(f"memory for a region of {nbytes} bytes cannot be had: {error}") from None
         except BaseException:
             os.close(self._fd)
             raise
@@ -156,7 +165,7 @@ class Loan:
 
     def put(self, heads: Iterable[BlockHead]) -> RegionPut:
         """Return the request to store what lies in the buffers, in order."""
-        return RegionPut(self.name, list(zip(heads, self.spans, strict=True)))
+        return RegionPut(self.name, list(zip(map(block_head, heads), self.spans, strict=True)))
 
     def get(self, keys: Iterable[EngineKey]) -> RegionGet:
         """Return the request to read blocks into the buffers, in order."""

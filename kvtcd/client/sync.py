@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from kvtcd.client import endpoints
+from kvtcd.client.arguments import engine_keys
 from kvtcd.client.call import Buffer, Options, flat, room
 from kvtcd.client.daemon import DaemonClient, require_ok
 from kvtcd.client.groups import groups
@@ -200,7 +201,7 @@ class Client(DaemonClient):
         keys, options = list(keys), Options(salt, deadline)
         one_each(keys, out)
         if out and (loan := self._regions.lend(out)):
-            asked = loan.get(endpoints.checked(keys))
+            asked = loan.get(engine_keys(keys))
             landed = self._on_loan(loan, endpoints.get_many_placed(name, asked, options))
             if landed is not None:
                 yield from in_region(landed, out)

@@ -282,6 +282,79 @@ async def test_a_bad_name_is_refused_before_it_is_sent(client, name):
     assert caught.value.field == "namespace"
 
 
+CALLS = {
+    "match": lambda client, key: client.match("demo", [key]),
+    "pin": lambda client, key: client.pin("demo", [key], 5),
+    "put": lambda client, key: client.put("demo", BlockHead(key, BLOCK_TOKENS), block(1)),
+    "put_many": lambda client, key: client.put_many("demo", [(BlockHead(key, BLOCK_TOKENS), block(1))]),
+    "a parent": lambda client, key: client.put("demo", head(1, parent=key), block(1)),
+    "get": lambda client, key: client.get("demo", key),
+    "get_many": lambda client, key: _every(client.get_many("demo", [key])),
+    "delete": lambda client, key: client.delete("demo", key),
+    "flush": lambda client, key: client.flush("demo", [key]),
+    "demote": lambda client, key: client.demote("demo", [key]),
+    "prefetch": lambda client, key: client.prefetch("demo", [key]),
+}
+
+
+async def _every(items):
+    return [item async for item in items]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_key_that_is_no_bytes_is_a_type_error_that_says_so(client, daemon, call):
+    with pytest.raises(TypeError, match=r"a key is bytes, not str.*`bytes\.fromhex`"):
+        await CALLS[call](client, key(1).hex())
+    with pytest.raises(TypeError, match="a key is bytes, not int"):
+        await CALLS[call](client, 7)
+    assert daemon.blocks() == 0
+
+
+async def test_keys_of_any_bytes_are_the_same_key(client):
+    await client.put("demo", head(1), block(1))
+    for same in (bytearray(key(1)), memoryview(key(1))):
+        assert bytes(await client.get("demo", same)) == block(1)
+    with pytest.raises(TypeError, match="keys are an iterable"):
+        await client.match("demo", key(1))
+
+
+@pytest.mark.parametrize("call", ["operation", "cancel", "give_back"])
+async def test_an_id_that_the_daemon_never_gave_is_refused_before_it_is_sent(client, call):
+    for wrong in ("zz", "", "../namespaces/demo", "a" * 31):
+        with pytest.raises(errors.BadRequest, match="is not the id of one: 32 lower-case hex digits"):
+            await getattr(client, call)(wrong)
+    with pytest.raises(TypeError, match="give its `id`"):
+        await getattr(client, call)(await client.demote("demo", [key(1)]))
+    if call != "give_back":
+        with pytest.raises(errors.NotFound):
+            await getattr(client, call)("a" * 32)
+
+
+async def test_arguments_of_a_wrong_type_are_named(client):
+    for asked, why in (
+        (client.namespace(b"demo"), "namespace: a name is text, not bytes"),
+        (client.register("other", IDENTITY.to_json()), "identity: an Identity, not dict"),
+        (client.put("demo", key(1), block(1)), "block: a BlockHead, not bytes"),
+        (client.match("demo", [key(1)], salt="s"), "salt: bytes, not str"),
+        (client.match("demo", [key(1)], deadline="5"), "deadline: a number of seconds, not str"),
+        (client.match("demo", [key(1)], lease="5"), "lease: a number of seconds, not str"),
+        (client.pin("demo", [key(1)], "5"), "seconds: a number of seconds, not str"),
+        (client.region("1"), "nbytes: a whole number, not str"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            await asked
+        assert why in str(caught.value)
+
+
+async def test_a_region_of_no_bytes_or_of_too_many_is_an_error_of_ours(client):
+    for nothing in (0, -1):
+        with pytest.raises(errors.BadRequest, match="a region has at least one byte"):
+            await client.region(nothing)
+    for much in (1 << 62, 1 << 70):
+        with pytest.raises(errors.Unavailable, match=f"memory for a region of {much} bytes cannot be had"):
+            await client.region(much)
+
+
 async def test_errors_of_the_daemon_are_raised_as_they_are(client, daemon):
     with pytest.raises(errors.BlockMismatch, match=f"{BLOCK_BYTES} bytes"):
         await client.put("demo", head(1), block(1)[1:])
