@@ -1,4 +1,4 @@
-"""What callers hand to the client, checked before it is sent: a wrong type is a `TypeError`, all else ours."""
+"""What callers hand to the client, checked before it is sent: `TypeError` for a wrong type, else ours."""
 
 from __future__ import annotations
 
