@@ -26,10 +26,10 @@ async def healthy(_request: web.Request) -> web.Response:
 
 
 async def ready(request: web.Request) -> web.Response:
-    """``GET /readyz``: blocks are served and taken."""
+    """``GET /readyz``: blocks are served and taken. A full disk is no end of that: the coldest go."""
     service = request.app[SERVICE]
     if service.ready and not service.draining:
-        return json_response({"status": "ready"})
+        return json_response({"status": "ready", "disk": service.disk})
     raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
 
 

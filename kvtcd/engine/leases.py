@@ -102,7 +102,7 @@ class Leases:
         namespaces = frozenset(entries[key].namespace for key in wanted)
         own = self._of.get(tenant, _Account())
         if own.leases >= COUNT or own.nbytes + own.more(sizes) > self._most():
-            raise Busy("the leases of this user")
+            raise Busy("the number of leases of this user")
         self._of[tenant] = own
         own.book(sizes)  # before it is asked for, so that two at once are not over the bound
         try:

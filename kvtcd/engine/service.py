@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
@@ -244,6 +245,12 @@ class Service:
         self._tally.forget(namespace.number)
         self._reporter.purged(namespace)
         return removed
+
+    @property
+    def disk(self) -> Literal["ok", "full", "off"]:
+        """Whether devices hold what they are meant to: one that is full holds less for a while."""
+        disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
+        return "off" if disk is None else "full" if disk.withheld else "ok"
 
     def stats(self, tenant: str) -> Stats:
         """Return the daemon at this moment, as far as it concerns a tenant."""

@@ -123,6 +123,7 @@ async def test_a_tenant_may_hold_so_many_leases_and_so_many_bytes(monkeypatch):
         assert (await post(daemon, "pin", {"keys": [key(2).hex()], "seconds": 60}))[0] == 201
         status, problem = await post(daemon, "pin", {"keys": [key(3).hex()], "seconds": 60})
         assert (status, problem["type"]) == (503, "urn:kvtcd:error:busy")
+        assert problem["detail"].startswith("the number of leases of this user is at its bound")
         await give_back(daemon, first[1]["id"])
         monkeypatch.setattr("kvtcd.engine.leases.COUNT", 99)
         many = [key(n).hex() for n in range(3, 6)]
