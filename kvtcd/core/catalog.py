@@ -175,6 +175,9 @@ class Catalog:
                 self._outcomes.move_failed(key, damaged=damaged, full=full)
             case ev.Dropped(key, place):
                 self._outcomes.dropped(key, place)
+            case ev.Unlinked(keys):
+                for key in keys:
+                    self._outcomes.unlinked(key)
             case ev.Recovered(found):
                 residents.recover(found)
             case ev.Tick():

@@ -202,6 +202,13 @@ class Dropped:
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """The copies of these blocks on disk are gone with the file that held them; unknown keys are ignored."""
+
+    keys: tuple[RecordKey, ...]
+
+
 class Found(NamedTuple):
     """A copy found on disk at start; `ttl` is what is left of its time, in seconds."""
 
@@ -229,7 +236,7 @@ class Tick:
 
 Event = (
     Govern | Mark | Close | Ungovern | Put | Filled | Abandoned | Get | Release | Prefetch | Lease | Unlease
-    | Touch | Settle | Delete | Cancel | Moved | MoveFailed | Dropped | Recovered | Tick
+    | Touch | Settle | Delete | Cancel | Moved | MoveFailed | Dropped | Unlinked | Recovered | Tick
 )  # fmt: skip
 
 

@@ -129,6 +129,17 @@ class Outcomes:
         if key in self._room.lifts and not entry.host and key not in self._room.promotions:
             self._not_lifted(key)
 
+    def unlinked(self, key: RecordKey) -> None:
+        """Give up a disk copy whose file is gone; one that is just read proves damaged when that fails."""
+        residents, answers = self._residents, self._answers
+        entry = residents.entries.get(key)
+        if entry is None or not entry.ready(Place.DISK) or key in residents.transfers:
+            return
+        residents.lose(entry, Place.DISK, Reason.NO_TIER)
+        answers.deny(answers.evicted, key, Reason.FAILED)
+        if not entry.kept():
+            answers.disappoint(key, Reason.NOT_FOUND)
+
     def _not_lifted(self, key: RecordKey) -> None:
         """See to a block that had to leave the host before there was room for it on the GPU."""
         if key in self._answers.prefetched[Tier.GPU]:

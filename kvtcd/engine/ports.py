@@ -176,8 +176,8 @@ class Environment(Protocol):
     def put_namespace(self, name: str, identity: bytes) -> None:
         """Store one, durably."""
 
-    def rewrite(self, keep: Callable[[bytes], bool], namespaces: dict[str, bytes]) -> None:
-        """Leave no byte of records whose envelope is not kept."""
+    def rewrite(self, keep: Callable[[bytes], bool], namespaces: dict[str, bytes]) -> bool:
+        """Leave no byte of records whose envelope is not kept; tell whether the others are all there."""
 
     def sync(self) -> None:
         """Make the last commit final."""

@@ -98,6 +98,19 @@ def _whose(sealed: bytes, known: Mapping[bytes, Namespace]) -> str:
     return f"namespace {namespace.name}" if namespace else "an unknown namespace"
 
 
+def without(environment: Environment, namespace: bytes, remaining: dict[str, bytes]) -> set[RecordKey] | None:
+    """Leave no byte of a namespace; return what is still there, None if that is all the rest.
+
+    Args:
+        environment: of its tenant.
+        namespace: its digest.
+        remaining: what the environment keeps under the names of the others.
+    """
+    if environment.rewrite(lambda envelope: belongs_elsewhere(envelope, namespace), remaining):
+        return None
+    return {RecordKey(key) for page in environment.scan() for key in page.keys}
+
+
 def belongs_elsewhere(envelope: bytes, namespace: bytes) -> bool:
     """Tell whether an envelope is intact and of another namespace."""
     try:

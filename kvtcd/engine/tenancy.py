@@ -14,6 +14,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
+from kvtcd.core.place import Place
 from kvtcd.core.policy import CodecChoice, Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.driver import Driver, Request
@@ -213,6 +214,8 @@ class Tenancy:
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
 
+        It needs no room: on a full device, blocks of the tenant's other namespaces may go from disk for it.
+
         Raises:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed; call it again.
@@ -223,26 +226,37 @@ class Tenancy:
         try:
             self._driver.tell(ev.Close(namespace.number))
             keys = self._driver.catalog.blocks(namespace.number)
-            await self.delete(keys, owner)
+            await self._forget(keys)
             if owner.writer is not None:
-                remaining = {
-                    n.name: persisted(n.identity, n.generation)
-                    for n in owner.namespaces.values()
-                    if n is not namespace
-                }
+                others = [each for each in owner.namespaces.values() if each is not namespace]
+                remaining = {each.name: persisted(each.identity, each.generation) for each in others}
                 remaining[TENANT_NAME] = tenant.encode()
-
-                def rewrite(environment: Environment) -> None:
-                    environment.rewrite(
-                        lambda data: recovery.belongs_elsewhere(data, namespace.digest), remaining
-                    )
-
-                await owner.writer.exclusive(rewrite)
+                left = await owner.writer.exclusive(
+                    partial(recovery.without, namespace=namespace.digest, remaining=remaining)
+                )
+                if left is not None:
+                    self._unlinked(others, left)
+                self._driver.undropped.difference_update(keys)
             self.registry.remove(namespace)
             self._driver.tell(ev.Ungovern(namespace.number))
         finally:
             self.registry.closing.discard(namespace.number)
         return len(keys)
+
+    def _unlinked(self, namespaces: Sequence[Namespace], left: set[RecordKey]) -> None:
+        """Have the blocks of these namespaces forgotten on disk that are not left there."""
+        catalog = self._driver.catalog
+        known = (key for each in namespaces for key in catalog.blocks(each.number))
+        gone = tuple(key for key in known if key not in left and Place.DISK in catalog.places(key))
+        _log.warning(
+            "a purge found no room to copy what stays: %d blocks of the same tenant left the disk", len(gone)
+        )
+        self._driver.tell(ev.Unlinked(gone))
+
+    async def _forget(self, keys: Sequence[RecordKey]) -> None:
+        """Have blocks forgotten; return once their readers are done."""
+        if keys:
+            await self._driver.ask(Request(lambda ticket: ev.Delete(ticket, tuple(keys))), math.inf)
 
     async def delete(self, keys: Sequence[RecordKey], owner: Tenant) -> None:
         """Remove blocks, durably; readers finish first.
@@ -250,12 +264,10 @@ class Tenancy:
         Raises:
             StoreFailed: a record could not be removed from disk.
         """
-        if not keys:
-            return
-        await self._driver.ask(Request(lambda ticket: ev.Delete(ticket, tuple(keys))), math.inf)
+        await self._forget(keys)
         if failed := self._driver.undropped & set(keys):
             raise StoreFailed("delete", f"{len(failed)} records could not be removed")
-        if owner.writer is not None:
+        if keys and owner.writer is not None:
             await owner.writer.exclusive(lambda environment: environment.sync())
 
     async def close(self) -> None:

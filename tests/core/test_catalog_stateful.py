@@ -78,6 +78,9 @@ class World:
     def there(self, key: RecordKey) -> bool:
         return any(self.bytes_at.get((key, place)) for place in Place)
 
+    unlinked: bool = False
+    """Whether copies are just lost with their file, which no lease prevents."""
+
     def leased(self, key: RecordKey) -> bool:
         return any(key in keys for keys in self.leases)
 
@@ -140,7 +143,8 @@ class CatalogMachine(RuleBasedStateMachine):
                     assert all(m.key != key or m.source is not place for m in self.world.moves)
                     self.world.drops.append(action)
                 case ev.Lost(key, _, reason):
-                    assert not self.world.leased(key) or reason in (Reason.DAMAGED, Reason.EXPIRED)
+                    known = self.world.unlinked or reason in (Reason.DAMAGED, Reason.EXPIRED)
+                    assert known or not self.world.leased(key)
                     self.world.lost[key, reason] += 1
 
     def denied(self, request: ev.Event, reason: Reason) -> None:
@@ -312,6 +316,18 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.drops.remove(drop)
         self.world.bytes_at.pop((drop.key, drop.place), None)
         self.tell(ev.Dropped(drop.key, drop.place))
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1))
+    def unlink(self, keys: set[RecordKey]) -> None:
+        """A file is gone, with the bytes of these blocks but for those that are just moving."""
+        gone = [key for key in sorted(keys) if all(move.key != key for move in self.world.moves)]
+        for key in gone:
+            self.world.bytes_at.pop((key, Place.DISK), None)
+        self.world.unlinked = True
+        self.tell(ev.Unlinked(tuple(gone)))
+        self.world.unlinked = False
+        for key in gone:
+            assert Place.DISK not in self.catalog.places(key), "what is gone is served no more"
 
     @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 3), ttl=st.sampled_from([None, 5]))
     def recover(self, key: RecordKey, nbytes: int, ttl: int | None = None) -> None:

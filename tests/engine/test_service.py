@@ -30,6 +30,7 @@ from kvtcd.core.place import Tier
 from kvtcd.core.policy import CodecChoice, DiskTier, Evict, HostTier, Policy
 from kvtcd.engine import recovery
 from kvtcd.tiers.disk import Put
+from kvtcd.tiers.disk import environment as environments
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
@@ -334,6 +335,52 @@ def _stored(raw, *, tokens, first_token, after):  # noqa: ARG001 - the signature
     )
     run = blobs.Run(blobs.Kind.RAW, 255, 0, 0, tokens, len(raw), data=bytes(raw))
     return ToyPacked(blobs.assemble(header, [run]))
+
+
+async def test_a_purge_on_a_full_device_is_done_and_what_had_to_go_is_a_clean_miss(
+    tmp_path, monkeypatch
+) -> None:
+    marker = b"purge-me" * (BLOCK_BYTES // 8)
+    real = environments.copied
+
+    def full(*_) -> None:
+        raise StoreFull("write", "ENOSPC")
+
+    async with toy_service(tmp_path) as toy:
+        one = await toy.service.register(TENANT, "one", IDENTITY)
+        two = await toy.service.register(TENANT, "two", replace(IDENTITY, model="other"))
+        other = await toy.service.register("uid:2", "two", IDENTITY)
+        toy.codecs[0].encode = _stored
+        await store(toy.service, one, {1: marker}, durable=True)
+        await store(toy.service, two, {1: block(1), 2: block(2)}, durable=True)
+        await store(toy.service, other, {1: block(1)}, durable=True)
+        await toy.service.blocks.demote(two, [key(1)], b"", soon())
+        environment = toy.service._registry.tenants[TENANT].writer.environment
+        with monkeypatch.context() as device:
+            device.setattr(environments, "copied", full)
+            device.setattr(environment, "write", full)
+            removed = await toy.service.purge(TENANT, "one")
+            left = [p for p in tmp_path.rglob("*") if p.is_file() and marker[:64] in p.read_bytes()]
+        assert environments.copied is real
+        await toy.service._driver.idle()
+        tiers = [b.tier for b in toy.service.prefixes.match(two, [key(1), key(2)], b"").blocks]
+        with pytest.raises(NotFound):
+            await fetch(toy.service, two, 1)
+        assert await fetch(toy.service, two, 2) == block(2), "what was raw in memory too stays there"
+        assert await fetch(toy.service, other, 1) == block(1)
+        again = await store(toy.service, two, {1: block(1)}, durable=True)
+        text = toy.service.metrics_text().decode()
+        check(toy.catalog)
+    async with toy_service(tmp_path) as toy:
+        two = toy.service.namespace(TENANT, "two")
+        assert await fetch(toy.service, two, 1) == block(1)
+        with pytest.raises(UnknownNamespace):
+            toy.service.namespace(TENANT, "one")
+
+    assert (removed, left, tiers) == (1, [], [None, Tier.HOST])
+    assert again[0].outcome == "stored"
+    assert "kvtcd_damaged_records_total{" not in text
+    assert "kvtcd_internal_errors_total{" not in text
 
 
 async def test_a_name_belongs_to_one_identity(tmp_path) -> None:

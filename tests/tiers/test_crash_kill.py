@@ -143,6 +143,22 @@ def test_an_interrupted_rewrite_leaves_the_old_or_the_new_file_whole(zygote, tmp
     assert len(set(seen)) == 2
 
 
+def test_an_interrupted_rewrite_without_room_leaves_all_or_nothing(zygote, tmp_path, filled):
+    source, state = filled
+    seen = []
+    for path in killed_copies(zygote, tmp_path, source, "rewrite without room"):
+        environment = Environment(path, quota=workload.QUOTA)
+        assert not environment.quarantined
+        found = workload.observed(environment)
+        assert found in (state, {})
+        assert set(environment.namespaces()) in (({"kept", "purged"},) if found else (set(), {"kept"}))
+        environment.close()
+        assert len(list(path.iterdir())) == 1, "something unfinished was left"
+        seen.append(bool(found))
+    assert seen == sorted(seen, reverse=True), "what was unlinked does not come back"
+    assert len(set(seen)) == 2
+
+
 def test_an_interrupted_destruction_leaves_all_or_nothing(zygote, tmp_path, filled):
     source, state = filled
     seen = []

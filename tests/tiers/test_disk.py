@@ -15,7 +15,7 @@ from support.crash.zygote import Zygote
 from support.records import keys_in
 
 from kvtcd.core.errors import Corrupt, StoreFailed, StoreFull, TooLarge, Unavailable
-from kvtcd.tiers.disk import CHUNK_BYTES, PAGE, Environment, Put, footprint
+from kvtcd.tiers.disk import CHUNK_BYTES, PAGE, Environment, Put, footprint, opening
 
 MIB = 1 << 20
 
@@ -240,16 +240,63 @@ def test_a_rewrite_gives_space_back(environment):
     assert environment.file_bytes < 2 * MIB
 
 
-def test_a_rewrite_that_finds_no_room_changes_nothing(environment, monkeypatch):
+def test_a_rewrite_that_finds_no_room_keeps_what_finds_some_and_says_so(environment, monkeypatch):
     environment.write([Put(key_of(index), b"", bytes(2 * MIB)) for index in range(4)], [])
     environment.put_namespace("name", b"identity")
+    environment.put_namespace("gone", b"identity")
     environment.quota = 1
-    monkeypatch.setattr("kvtcd.tiers.disk.generation._MIN_MAP", 4 * MIB)
-    with pytest.raises(StoreFull):
-        environment.rewrite(lambda _: True, {})
-    assert len(keys_in(environment)) == 4
+    monkeypatch.setattr("kvtcd.tiers.disk.generation._MIN_MAP", 5 * MIB)
+    monkeypatch.setattr("kvtcd.tiers.disk.generation._BATCH_BYTES", MIB)
+    assert environment.rewrite(lambda _: True, {"name": b"identity"}) is False
+    left = keys_in(environment)
+    assert 1 <= len(left) < 4
+    assert all(environment.read(key)[1].tobytes() == bytes(2 * MIB) for key in left)
     assert environment.namespaces() == {"name": b"identity"}
-    assert [entry.name for entry in environment.path.iterdir()] == ["00000001"]
+    assert [entry.name for entry in environment.path.iterdir()] == ["00000002"]
+
+
+def test_without_room_for_an_empty_file_a_rewrite_unlinks_first(environment, monkeypatch):
+    environment.write([Put(key_of(0), b"", b"GONE-MARKER" * 1000)], [])
+    real, asked = opening.build, []
+
+    def build(path, quota, fill):
+        asked.append([entry.name for entry in path.iterdir()])
+        if asked[-1]:
+            raise StoreFull("rewrite", "ENOSPC")
+        return real(path, quota, fill)
+
+    monkeypatch.setattr("kvtcd.tiers.disk.opening.build", build)
+    monkeypatch.setattr("kvtcd.tiers.disk.environment.build", build)
+    assert environment.rewrite(lambda _: True, {"name": b"identity"}) is False
+    assert asked == [["00000001"], []]
+    assert (keys_in(environment), environment.used) == ([], 0)
+    assert environment.namespaces() == {"name": b"identity"}
+    environment.write([Put(key_of(1), b"", bytes(MIB))], [])
+    assert keys_in(environment) == [key_of(1)]
+    assert not any(b"GONE-MARKER" in found.read_bytes() for found in files(environment.path))
+
+
+def test_where_even_that_fails_the_environment_is_out_of_use_and_empty_at_the_next_start(
+    environment, monkeypatch
+):
+    environment.write([Put(key_of(0), b"", b"GONE-MARKER" * 1000)], [])
+    with monkeypatch.context() as broken:
+        for owner in ("opening", "environment"):
+            broken.setattr(f"kvtcd.tiers.disk.{owner}.build", _no_room)
+        with pytest.raises(StoreFull):
+            environment.rewrite(lambda _: True, {})
+    assert environment.failed
+    assert files(environment.path) == []
+    with pytest.raises(StoreFailed, match="failed before"):
+        environment.read(key_of(0))
+    environment.close()
+    again = Environment(environment.path, quota=environment.quota)
+    assert (keys_in(again), again.quarantined) == ([], False)
+    again.close()
+
+
+def _no_room(*_):
+    raise StoreFull("rewrite", "ENOSPC")
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "extra", "header", "short header", "magic"])

@@ -75,11 +75,10 @@ def refused(call):
     except StoreFull as error:
         print(error)
 
-refused(lambda: environment.rewrite(lambda _: True, {}))
 refused(lambda: Environment(folder / "new", quota=1 << 20))
-print(sorted(path.name for path in (folder / "old").iterdir()))
+print(sorted(path.name for path in (folder / "new").iterdir()))
 os.unlink(folder / "rest")
-environment.rewrite(lambda _: True, {})
+Environment(folder / "new", quota=1 << 20).close()
 environment.close()
 print("room again")
 """
@@ -89,12 +88,60 @@ def test_on_a_full_file_system_a_new_file_is_refused_and_does_not_end_the_proces
     script = [sys.executable, "-c", _ON_A_FULL_DEVICE, str(small)]
     said = subprocess.run(script, capture_output=True, text=True, check=False)
     assert said.returncode == 0, (said.returncode, said.stderr)
-    rewrite, new, left, after = said.stdout.splitlines()
-    assert rewrite.startswith("disk ")
-    assert "ENOSPC" in rewrite + new or "no space left" in rewrite + new
+    new, left, after = said.stdout.splitlines()
     assert new.startswith("disk ")
+    assert "ENOSPC" in new or "no space left" in new
     assert ".part" not in left, "nothing half made stays"
     assert after == "room again"
+
+
+_REWRITTEN_ON_A_FULL_DEVICE = """
+import sys
+from pathlib import Path
+from kvtcd.tiers.disk import Environment, Put
+
+folder, room = Path(sys.argv[1]), int(sys.argv[2])
+environment = Environment(folder / "old", quota=12 << 20)
+def key(number):
+    return number.to_bytes(32, "big")
+for number in range(8):
+    word = (b"KEPT", b"GONE")[number % 2]
+    environment.write([Put(key(number), word, word + b"-MARKER" * (1 << 16))], [])
+environment.put_namespace("gone", b"GONE-MARKER")
+with (folder / "rest").open("wb", buffering=0) as rest:
+    try:
+        while rest.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+    rest.truncate(rest.tell() - room)
+print(environment.rewrite(lambda envelope: envelope == b"KEPT", {"kept": b"identity"}))
+left = [key for page in environment.scan() for key in page.keys]
+print(len(left), all(environment.read(key)[1][:4].tobytes() == b"KEPT" for key in left))
+print(environment.namespaces())
+print(any(b"GONE-MARKER" in path.read_bytes() for path in (folder / "old").rglob("*") if path.is_file()))
+environment.write([Put(key(9), b"KEPT", b"KEPT-MARKER" * 1000)], [])
+environment.close()
+again = Environment(folder / "old", quota=12 << 20)
+print(again.quarantined, again.recovered, again.read(key(9))[1][:11].tobytes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "whole", "left"),
+    [(0, "False", "0 True"), (1 << 20, "False", "0 True"), (6 << 20, "True", "4 True")],
+)
+def test_a_rewrite_on_a_full_device_leaves_no_byte_of_what_goes(small, room, whole, left):
+    script = [sys.executable, "-c", _REWRITTEN_ON_A_FULL_DEVICE, str(small), str(room)]
+    said = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, (said.returncode, said.stdout, said.stderr)
+    assert said.stdout.splitlines() == [
+        whole,
+        left,
+        "{'kept': b'identity'}",
+        "False",
+        "False False b'KEPT-MARKER'",
+    ]
 
 
 def test_the_table_of_readers_has_its_blocks_before_it_is_mapped(tmp_path):

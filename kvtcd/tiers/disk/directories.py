@@ -42,6 +42,13 @@ def sweep(environment: Path, *, bad: bool = False) -> None:
         durable.remove_tree(superseded)
 
 
+def clear(environment: Path) -> None:
+    """Remove everything; a removal needs no room."""
+    for name in _names(environment):
+        if _NAME.fullmatch(name):
+            durable.remove_tree(environment / name)
+
+
 def set_aside(generation: Path) -> None:
     """Rename a damaged generation, and remove all but the newest two of those."""
     generation.rename(generation.with_name(f"{generation.name}.bad-{int(time.time())}"))

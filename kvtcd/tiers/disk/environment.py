@@ -7,17 +7,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvtcd.core.errors import StoreFailed, TooLarge
+from kvtcd.core.errors import StoreFailed, StoreFull, TooLarge
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import directories
 from kvtcd.tiers.disk.faults import Broken, Damaged, translated
 from kvtcd.tiers.disk.gate import Gate
 from kvtcd.tiers.disk.generation import Generation, walk
 from kvtcd.tiers.disk.inspection import Condition, read_condition
-from kvtcd.tiers.disk.opening import build, close_clean, open_sound
+from kvtcd.tiers.disk.opening import build, close_clean, copied, open_sound
 from kvtcd.tiers.disk.records import Bytes, Page, Put, Take, check_key, fresh
 
 MAX_TRANSACTION = 256 << 20
@@ -148,35 +148,34 @@ class Environment:
             generation.put_namespaces({name: identity})
             generation.sync()
 
-    def rewrite(self, keep: Callable[[bytes], bool], namespaces: Mapping[str, bytes]) -> None:
+    def rewrite(self, keep: Callable[[bytes], bool], namespaces: Mapping[str, bytes]) -> bool:
         """Copy the records whose envelope `keep` accepts into a new file and unlink the old one, durably.
 
         Afterwards no file here holds a byte of any other record or namespace, nor of a damaged file set aside
-        earlier. A crash leaves the old or the new file whole. Reads go on meanwhile.
+        earlier. A crash leaves the old or the new file whole. Reads go on meanwhile. Where there is no room
+        for a second copy, what finds none is left out; where there is none for an empty file, the old one is
+        unlinked before the new one is made, and a crash in between leaves nothing.
 
         Args:
             keep: given an envelope; must not use this environment.
             namespaces: what the new file knows.
 
+        Returns:
+            whether all that is kept is there.
+
         Raises:
-            StoreFull: no room for a second copy of what is kept; nothing has changed.
-            StoreFailed: any other failure.
+            StoreFailed: it could not be completed.
         """
         self._claim_writer()
-        with self._using("rewrite") as old:
-
-            def fill(new: Generation) -> None:
-                new.put_namespaces(namespaces)
-                for batch in old.batches(keep):
-                    new.write(batch, ())
-
-            with translated("rewrite", self.path):
-                path = build(self.path, self.quota, fill)
+        path, whole = None, False
+        with self._using("rewrite") as old, suppress(StoreFull), translated("rewrite", self.path):
+            path, whole = copied(old, self.path, self.quota, keep, namespaces)
         with self._gate.exclusive():
             if self._generation is not None:
-                self._reopen(path)
+                self._reopen(path or self._begun_anew(self._generation, namespaces))
         with translated("rewrite", self.path):
             directories.sweep(self.path, bad=True)
+        return whole
 
     def sync(self) -> None:
         """Make the last write final: after this a power loss undoes nothing."""
@@ -267,6 +266,17 @@ class Environment:
                 self._generation = open_sound(path, self.quota)
         except StoreFailed as error:
             self._fail(error.code)
+
+    def _begun_anew(self, old: Generation, namespaces: Mapping[str, bytes]) -> Path:
+        """Unlink first, and then build a file without records; the gate is held."""
+        old.close()
+        try:
+            with translated("rewrite", self.path):
+                directories.clear(self.path)
+                return build(self.path, self.quota, lambda new: new.put_namespaces(namespaces))
+        except StoreFailed as error:
+            self._fail(error.code)
+            raise
 
     def _fail(self, why: str) -> None:
         self._generation = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kvtcd.core.errors import StoreFull
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import directories
 from kvtcd.tiers.disk.faults import Damaged
@@ -32,6 +33,28 @@ def build(environment: Path, quota: int, fill: Callable[[Generation], None]) -> 
         durable.remove_tree(part)
         raise
     return final
+
+
+def copied(
+    old: Generation, environment: Path, quota: int, keep: Callable[[bytes], bool], names: Mapping[str, bytes]
+) -> tuple[Path, bool]:
+    """Build a generation of what `keep` accepts, as much as finds room; return it, and whether that is all.
+
+    Raises:
+        StoreFull: there is no room for an empty one.
+    """
+    whole = True
+
+    def fill(new: Generation) -> None:
+        nonlocal whole
+        new.put_namespaces(names)
+        try:
+            for batch in old.batches(keep):
+                new.write(batch, ())
+        except StoreFull:
+            whole = False
+
+    return build(environment, quota, fill), whole
 
 
 def open_sound(path: Path, quota: int) -> Generation:

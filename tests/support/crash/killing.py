@@ -8,12 +8,14 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lmdb
 from support.crash import workload
 
+from kvtcd.core.errors import StoreFull
 from kvtcd.tiers.disk import Environment
+from kvtcd.tiers.disk import environment as environment_module
 from kvtcd.tiers.disk.generation import Generation
 from kvtcd.tiers.state import StateDirectory
 
@@ -83,6 +85,17 @@ def _rewrite(path: Path, arm: Arm) -> None:
     environment.rewrite(kept, {"kept": b"identity"})
 
 
+def _rewrite_without_room(path: Path, arm: Arm) -> None:
+    environment = Environment(path, quota=workload.QUOTA)
+
+    def full(*_: object) -> NoReturn:
+        raise StoreFull("rewrite", "ENOSPC")
+
+    environment_module.copied = full
+    arm()
+    environment.rewrite(kept, {"kept": b"identity"})
+
+
 def _destroy(path: Path, arm: Arm) -> None:
     environment = Environment(path, quota=workload.QUOTA)
     arm()
@@ -99,6 +112,7 @@ OPERATIONS: dict[str, Callable[[Path, Arm], None]] = {
     "open": _open,
     "close": _close,
     "rewrite": _rewrite,
+    "rewrite without room": _rewrite_without_room,
     "destroy": _destroy,
     "master_key": _master_key,
 }
