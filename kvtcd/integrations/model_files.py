@@ -92,22 +92,21 @@ def adapters_digest(folders: Sequence[Path]) -> str:
     return hashlib.sha256(canonical_json(pairs)).hexdigest()
 
 
-class AdapterWatch:
-    """Notes when an adapter's files change under a running engine.
-
-    Nobody can tell then which of its requests were computed with which: vLLM's keys have name and path alone.
+class FileWatch:
+    """Notes when files change under a running engine: nobody can tell then what its cache was computed with.
 
     Args:
-        folders: of the adapters.
+        what: whose files these are, for people.
+        folders: that hold them.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = folders
+    def __init__(self, what: str, folders: Sequence[Path]) -> None:
+        self._what, self._folders = what, folders
         self._stamp = self._look()
 
     def __call__(self) -> str:
         """Return what is wrong, if anything: cheap enough to be asked before every transfer."""
-        return "" if self._look() == self._stamp else "files of an adapter have changed under the engine"
+        return "" if self._look() == self._stamp else f"files of {self._what} have changed under the engine"
 
     def _look(self) -> tuple[object, ...]:
         try:

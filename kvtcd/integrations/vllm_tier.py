@@ -30,7 +30,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
 from kvtcd.client import Client
 from kvtcd.core.keys import EngineKey
-from kvtcd.integrations.model_files import AdapterWatch, Settings
+from kvtcd.integrations.model_files import FileWatch, Settings
 from kvtcd.integrations.vllm_daemon import Daemon
 from kvtcd.integrations.vllm_identity import Attention, attention_of, identities, pages_of
 from kvtcd.integrations.vllm_jobs import Chains, Chunk, Job, is_ours
@@ -87,7 +87,7 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         settings = Settings.of(
             served, weights=weights, adapters=adapters, variant=variant, full_digest=full_digest
         )
-        unchanged = AdapterWatch(settings.adapters)  # from before their digest
+        unchanged = FileWatch("an adapter", settings.adapters)  # from before their digest
         attention = _attention(settings)
         pages = pages_of(
             offloading_spec,

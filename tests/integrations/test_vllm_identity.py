@@ -16,7 +16,7 @@ from support.vllm_twin import OffloadingParallelConfig, OffloadingSpec, spec
 
 from kvtcd.core.errors import BadIdentity, BadRequest, Unavailable
 from kvtcd.core.layout import Dtype, kv_layout
-from kvtcd.integrations.model_files import AdapterWatch, Settings, adapters_digest
+from kvtcd.integrations.model_files import FileWatch, Settings, adapters_digest
 from kvtcd.integrations.vllm_identity import attention_of, identities, pages_of
 from kvtcd.integrations.vllm_model import model_of
 
@@ -162,7 +162,7 @@ def test_adapters_are_told_apart_by_path_and_bytes(tmp_path: Path) -> None:
 
 def test_an_adapter_replaced_under_a_running_engine_is_noticed(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "lora", 1)
-    watch = AdapterWatch([folder])
+    watch = FileWatch("an adapter", [folder])
     assert watch() == ""
 
     adapter(folder, 2)

@@ -6,7 +6,10 @@ from importlib.util import find_spec
 
 import pytest
 
-NEEDS = {"vllm": "vLLM is not installed here; `make test-peers` makes an environment that has it"}
+NEEDS = {
+    name: f"{name} is not installed here; `make test-peers` makes an environment that has it"
+    for name in ("vllm", "lmcache", "sglang")
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

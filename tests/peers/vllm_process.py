@@ -29,7 +29,7 @@ def main() -> None:
 def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": engine.pop("processes", "0"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(HERE),
@@ -37,7 +37,7 @@ def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
     sys.path.insert(0, str(HERE))
     from vllm import LLM  # noqa: PLC0415 - after the environment
 
-    transfer = {
+    transfer = engine.pop("transfer", None) or {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",

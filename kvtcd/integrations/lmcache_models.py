@@ -1,0 +1,98 @@
+"""The models behind an LMCache server's objects: what the adapter's JSON says, and what their files do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtcd.core.errors import BadRequest, KvtcdError
+from kvtcd.integrations.lmcache_identity import Facts
+from kvtcd.integrations.model_files import FileWatch, Settings, settings_digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """The adapter's JSON.
+
+    Attributes:
+        socket: the daemon's address; default ``$KVTCD_SOCKET``, else ``/run/kvtcd/kvtcd.sock``.
+        models: folder of each model's weight files, where the engine was given it by another name.
+        variant: names what else changes the cache, see `Settings`; the engine's release, for instance.
+        full_digest: read every byte of the weights.
+        salt: parts these objects from others of the same user.
+        lookup_seconds: how long the daemon may take for a lookup.
+        timeout_seconds: how long it may take for a load or store.
+        short_hashes: take keys of less than 32 bytes too, which anybody can make collide.
+    """
+
+    socket: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    full_digest: bool = False
+    salt: str = ""
+    lookup_seconds: float = 2.0
+    timeout_seconds: float = 10.0
+    short_hashes: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Parameters:
+        """Read the JSON.
+
+        Raises:
+            BadRequest: a parameter is unknown, or cannot be meant.
+        """
+        if unknown := sorted(set(given) - set(cls.__dataclass_fields__)):
+            raise BadRequest(unknown[0], f"is no parameter; there are {', '.join(cls.__dataclass_fields__)}")
+        read = cls(**given)
+        for name in ("lookup_seconds", "timeout_seconds"):
+            if not isinstance(seconds := getattr(read, name), int | float) or not seconds > 0:
+                raise BadRequest(name, f"{seconds!r} is no number of seconds above 0")
+        if not isinstance(read.models, Mapping):
+            raise BadRequest("models", "is not an object with the folder of each model")
+        return read
+
+
+class Models:
+    """What is known of models by the names under which engines serve them. Any thread may use it."""
+
+    def __init__(self, parameters: Parameters, log: logging.Logger) -> None:
+        self._parameters, self._log = parameters, log
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Facts, Callable[[], str]] | None] = {}
+
+    def facts(self, model: str) -> Facts | None:
+        """Return the facts of a model, from its files at first; None where they cannot be had or changed."""
+        with self._lock:
+            if model not in self._known:
+                self._known[model] = self._look(model)
+            if (known := self._known[model]) is None:
+                return None
+            facts, changed = known
+            if why := changed():
+                self._refuse(model, f"{why}; start LMCache again")
+                self._known[model] = None
+                return None
+            return facts
+
+    def _look(self, model: str) -> tuple[Facts, Callable[[], str]] | None:
+        given = self._parameters
+        try:
+            settings = Settings.of(
+                model,
+                weights=given.models.get(model),
+                adapters=(),
+                variant=given.variant,
+                full_digest=given.full_digest,
+            )
+            watch = FileWatch("the model", [settings.folder])  # from before their digest
+            digest = settings_digest(settings.folder, given.variant)
+            return Facts(settings.name, settings.weights_digest(), digest), watch
+        except KvtcdError as error:
+            self._refuse(model, str(error))
+            return None
+
+    def _refuse(self, model: str, why: str) -> None:
+        self._log.error("kvtcd: nothing of model %s is stored or loaded: %s", model, why)
