@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -77,11 +78,12 @@ def command(*, sizes: Sequence[int], json: Path | None, plot: Path | None) -> No
             rows.append(measure(Path(folder) / str(blocks), blocks, base, written))
     growth = {"memory": memory_growth(rows), "restart": restart_growth(rows)}
     Console().print(table(rows))
-    for name, exponent in growth.items():
-        if exponent is not None:
-            Console().print(f"{name} grows with the {exponent:.2f}th power of the number of blocks")
+    for name, law in growth.items():
+        if law is not None:
+            Console().print(f"{name} grows with the {law.exponent:.2f}th power of the number of blocks")
     if json:
-        write_json(json, "bench index", {"rows": [asdict(row) for row in rows], "growth": growth})
+        exponents = {name: law and law.exponent for name, law in growth.items()}
+        write_json(json, "bench index", {"rows": [asdict(row) for row in rows], "growth": exponents})
     if plot:
         from kvtcd.lab.index_plot import draw  # noqa: PLC0415 - an extra
 
@@ -170,24 +172,41 @@ def resident(pid: int) -> int:
     return 1024 * int(found[1])
 
 
-def memory_growth(rows: Sequence[Row]) -> float | None:
-    """Return the exponent of the law that memory follows; None for fewer than two sizes."""
-    return _exponent([(row.blocks, row.bytes_per_block * row.blocks) for row in rows])
+class Law(NamedTuple):
+    """``factor · blocks^exponent``."""
+
+    factor: float
+    exponent: float
+
+    def at(self, blocks: int) -> float:
+        """Return what it says of so many blocks."""
+        return float(self.factor * blocks**self.exponent)
 
 
-def restart_growth(rows: Sequence[Row]) -> float | None:
-    """Return the exponent of the law that the time to start follows, over that of the smallest size."""
+def memory_growth(rows: Sequence[Row]) -> Law | None:
+    """Return the law that memory in bytes follows; None for fewer than two sizes."""
+    return _fitted([(row.blocks, row.bytes_per_block * row.blocks) for row in rows])
+
+
+def restart_growth(rows: Sequence[Row]) -> Law | None:
+    """Return the law that the seconds to start follow, over those of the smallest size."""
+    return _fitted([(row.blocks, more) for row, more in zip(rows, restart_more(rows), strict=True)])
+
+
+def restart_more(rows: Sequence[Row]) -> list[float]:
+    """Return the seconds that each start took more than the shortest."""
     least = min(row.restart_s for row in rows)
-    return _exponent([(row.blocks, row.restart_s - least) for row in rows])
+    return [row.restart_s - least for row in rows]
 
 
-def _exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """Fit ``y = a x^b`` by least squares of logarithms; return b."""
+def _fitted(points: Sequence[tuple[float, float]]) -> Law | None:
+    """Fit a law by least squares of logarithms, to what is above 0."""
     above = [(x, y) for x, y in points if y > 0]
     if len(above) < 2:
         return None
     x, y = np.log(np.array(above)).T
-    return float(np.polyfit(x, y, 1)[0])
+    exponent, factor = np.polyfit(x, y, 1)
+    return Law(float(np.exp(factor)), float(exponent))
 
 
 def table(rows: Sequence[Row]) -> Table:

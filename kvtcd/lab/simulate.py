@@ -1,8 +1,9 @@
 """`kvtcd policy simulate`: how many blocks of a trace each policy would have found in a budget.
 
 The budget is one tier, spent on packed blocks: at an end-to-end ratio R, room for B raw blocks holds R·B. The
-yardsticks hold raw blocks: plain LRU, and the optimum that knows the future. Every block counts as a whole
-one, a partial last block too. A hit is a block found as part of a leading prefix, in shares of all blocks.
+yardsticks hold raw blocks: plain LRU, and the optimum that knows the future. All blocks count alike, a
+partial last block too; a budget in bytes is so many blocks of the mean size (`block_bytes`). A hit is a block
+found as part of a leading prefix, in shares of all blocks.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from rich.table import Table
 
 from kvtcd.config import load_policy, size
 from kvtcd.core.errors import ConfigError
+from kvtcd.core.keys import RecordKey
 from kvtcd.core.policy import Evict, Policy
 from kvtcd.lab.belady import most_hits
 from kvtcd.lab.recording import read_requests
@@ -83,18 +85,27 @@ def command(
         write_json(json, "policy simulate", figures | {"rows": [asdict(row) for row in rows]})
 
 
-def block_bytes(requests: Sequence[Request], bytes_per_token: int | None) -> int | None:
-    """Return the raw bytes of a block, where namespaces differ of the largest; None if nobody says.
+def block_bytes(requests: Sequence[Request], bytes_per_token: int | None) -> float | None:
+    """Return the raw bytes of a block, the mean over all that the trace names; None if nobody says.
+
+    In a recording, namespaces may have blocks of different sizes, and the last block of a sequence may be
+    shorter: each counts as it is. The replay then takes all of them for blocks of that mean, as LRU and the
+    optimum have to (with sizes of their own, the optimum is a knapsack).
 
     Args:
-        requests: those of a recording say it.
+        requests: those of a recording say how many bytes a token has.
         bytes_per_token: counts instead of what they say.
     """
-    sizes = [(request.block_tokens, bytes_per_token or request.token_bytes) for request in requests]
-    return max((tokens * nbytes for tokens, nbytes in sizes if nbytes), default=None)
+    sizes: dict[RecordKey, int] = {}
+    for request in requests:
+        token_bytes = bytes_per_token or request.token_bytes
+        for number, key in enumerate(request.blocks if token_bytes else ()):
+            left = request.tokens - number * request.block_tokens
+            sizes[key] = max(1, min(request.block_tokens, left)) * (token_bytes or 0)
+    return sum(sizes.values()) / len(sizes) if sizes else None
 
 
-def budget_blocks(text: str, block_bytes: int | None) -> int:
+def budget_blocks(text: str, block_bytes: float | None) -> int:
     """Read a budget: ``"3000blocks"``, or a size, for which the raw bytes of a block must be known.
 
     Raises:
@@ -107,7 +118,7 @@ def budget_blocks(text: str, block_bytes: int | None) -> int:
         raise ConfigError("--budget", "", why)
     else:
         try:
-            blocks = size(text) // block_bytes
+            blocks = int(size(text) / block_bytes)
         except ValueError:
             raise ConfigError(
                 "--budget", "", f"{text!r} is neither a size, such as 64GiB, nor 3000blocks"

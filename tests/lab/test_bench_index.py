@@ -61,14 +61,18 @@ async def test_a_service_takes_all_of_it_in(tmp_path) -> None:
 def test_growth_is_the_exponent_of_the_law() -> None:
     rows = [Row(n, 400.0, 1.0, 2.0, 2.0, 2.0 + 3e-6 * n**1.5, 2.0) for n in (100, 1000, 10_000, 100_000)]
 
-    assert memory_growth(rows) == pytest.approx(1.0)
+    assert memory_growth(rows) == (pytest.approx(400.0), pytest.approx(1.0))
+    assert memory_growth(rows).at(5000) == pytest.approx(2_000_000)
     assert restart_growth(rows[:1]) is None
-    assert restart_growth(rows) == pytest.approx(1.5, abs=0.06), "over the smallest, which is no zero"
+    assert restart_growth(rows).exponent == pytest.approx(1.5, abs=0.06), (
+        "over the smallest, which is no zero"
+    )
 
 
 def test_a_plot_is_drawn_or_refused(tmp_path) -> None:
     rows = [Row(n, 400.0, 1.0, 2.0, 2.0, 3.0, 3.0) for n in (1000, 10_000)]
     draw(rows, tmp_path / "index.png")
+    draw(rows[:1], tmp_path / "one.png")  # no law, and nothing above the shortest start
 
     assert (tmp_path / "index.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match="cannot be drawn"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -12,11 +11,12 @@ from support.invariants import check
 
 from kvtcd import cli, config
 from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.core.keys import RecordKey
 from kvtcd.core.policy import Admit, Evict, EvictName, Policy
 from kvtcd.lab import simulate
 from kvtcd.lab.belady import most_hits
 from kvtcd.lab.replay import Replay
-from kvtcd.lab.trace import read_trace
+from kvtcd.lab.trace import Request, read_trace
 
 ROOT = Path(__file__).parent.parent.parent
 SLICE = ROOT / "tests" / "data" / "mooncake-600.jsonl"
@@ -119,20 +119,24 @@ def test_short_sequences_are_not_kept(requests) -> None:
 
 @pytest.mark.parametrize(
     ("text", "block_bytes", "blocks"),
-    [("3000blocks", None, 3000), ("7 blocks", 5, 7), ("64GiB", 64 << 20, 1024), ("1 GiB", 512 << 20, 2)],
+    [("3000blocks", None, 3000), ("7 blocks", 5, 7), ("64GiB", 64 << 20, 1024), ("1 GiB", 1e8, 10)],
 )
 def test_a_budget_is_blocks_or_bytes(text, block_bytes, blocks) -> None:
     assert simulate.budget_blocks(text, block_bytes) == blocks
 
 
-def test_the_bytes_of_a_block_are_those_that_a_recording_says_or_the_user(requests) -> None:
-    recorded = [replace(requests[0], block_tokens=16, token_bytes=8), replace(requests[0], token_bytes=2)]
+def test_the_bytes_of_a_block_are_the_mean_of_what_a_recording_or_the_user_says(requests) -> None:
+    def asked(blocks: str, tokens: int, **fields: int) -> Request:
+        return Request(0.0, tokens, tuple(RecordKey(bytes([ord(b)]) * 32) for b in blocks), **fields)
 
+    small, large = {"block_tokens": 16, "token_bytes": 8}, {"block_tokens": 256, "token_bytes": 4}
+    assert simulate.block_bytes([asked("ab", 32, **small)], None) == 128
+    assert simulate.block_bytes([asked("abc", 36, **small)], None) == (128 + 128 + 32) / 3, "a partial one"
+    twice = [asked("ab", 32, **small), asked("ab", 32, **small), asked("xy", 512, **large)]
+    assert simulate.block_bytes(twice, None) == (128 + 128 + 1024 + 1024) / 4, "each block once"
+    assert simulate.block_bytes(twice, 10) == (160 + 160 + 2560 + 2560) / 4
     assert simulate.block_bytes(requests, None) is None
-    assert simulate.block_bytes(requests, 100) == 512 * 100
-    assert simulate.block_bytes(recorded, None) == 512 * 2
-    assert simulate.block_bytes(recorded[:1], None) == 16 * 8
-    assert simulate.block_bytes(recorded, 10) == 512 * 10
+    assert 512 * 80 < simulate.block_bytes(requests, 100) < 512 * 100, "last blocks are shorter"
 
 
 @pytest.mark.parametrize(
