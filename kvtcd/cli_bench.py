@@ -97,3 +97,37 @@ def data_plane(
     from kvtcd.lab import bench_data_plane as lab  # noqa: PLC0415 - torch
 
     lab.command(sizes=mib or [1, 4, 16, 64], rounds=rounds, json=json)
+
+
+@app.command("ttft")
+def ttft(
+    *,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Alias or folder of a transformers model, several allowed; default: smollm2."),
+    ] = None,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Lengths of prompts, several allowed; default: 512, 1024, 2048, 4096."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="What prompts are made of; default: a built-in text.")
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="Folder of profiles; default: calibrated once and cached.")
+    ] = None,
+    codec: Annotated[
+        str, typer.Option(help="kvtc2 or kvtc with a ratio, or another codec that a policy takes.")
+    ] = "kvtc2:32",
+    rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    json: JsonOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Show the time to the first token: recomputed, or fetched, raw or packed, from memory or disk."""
+    from kvtcd.lab import bench_ttft as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        names=model or ["smollm2"], sizes=tokens or [512, 1024, 2048, 4096], text=text, profiles=profiles,
+        codec=codec, rounds=rounds, threads=threads, json=json, plot=plot,
+    )  # fmt: skip

@@ -201,6 +201,15 @@ def _stands(spec: Spec, specs: Sequence[Spec], planned: Sequence[int]) -> list[S
     return [replace(spec, dial=dial) for dial in dials]
 
 
+def policy_text(choice: CodecChoice) -> str:
+    """Return a policy file that says `choice`; further tables may follow it."""
+    asked = ((name, getattr(choice, name)) for name in DIALS[choice.name].names)
+    lines = [f"{name} = {value}" for name, value in asked if value is not None]
+    if choice.options:
+        lines.append(f"options = {list(choice.options)}")
+    return "\n".join(["[codec]", f'name = "{choice.name}"', *lines, ""])
+
+
 def spelled(codec: str, dial: float | None) -> str:
     """Return a codec with its options, and where its dial stands, as the command line has it."""
     name, comma, options = codec.partition(",")

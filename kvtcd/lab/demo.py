@@ -7,8 +7,7 @@ computed itself. Then a second turn: what the first one added, generated tokens 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import asdict
@@ -16,7 +15,6 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -26,19 +24,18 @@ from transformers import DynamicCache
 
 from kvtcd.client import Client
 from kvtcd.codec.choose import codec_for
-from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibrate import profile_for
-from kvtcd.lab.codec_spec import ProfileSource, Spec
+from kvtcd.lab.codec_spec import ProfileSource, Spec, policy_text
 from kvtcd.lab.daemon import Daemon
 from kvtcd.lab.demo_report import Answer, Figures, SecondTurn, show
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.phases import Phases
+from kvtcd.lab.phases import Phases, timed
 
 QUESTIONS = (
     "Where is Polonia's home venue located?",
@@ -51,7 +48,6 @@ OWN_QUESTIONS = (
     "What is this text about?", "Who is it about?", "Where does it take place?", "What else does it say?",
 )  # fmt: skip
 ANSWER_TOKENS = 24
-T = TypeVar("T")
 
 
 def command(
@@ -111,7 +107,7 @@ class Demo:
             (computed, _), prefill_s = timed(lambda: self._read(DynamicCache(), document))
         raw_bytes = self.identity.layout.nbytes(len(document))
         policy = folder / "policy.toml"
-        policy.write_text(_policy(self.choice))
+        policy.write_text(policy_text(self.choice))
         daemon = Daemon(
             folder, host=4 * raw_bytes + (64 << 20), disk=1 << 30, profiles=profile.parent, policy=policy
         )  # fmt: skip
@@ -230,19 +226,3 @@ class Demo:
                 break
             token = self._read(cache, [token])[1]
         return said
-
-
-def _policy(choice: CodecChoice) -> str:
-    """Return a policy file that says `choice`."""
-    asked = ((name, getattr(choice, name)) for name in DIALS[choice.name].names)
-    lines = [f"{name} = {value}" for name, value in asked if value is not None]
-    if choice.options:
-        lines.append(f"options = {list(choice.options)}")
-    return "\n".join(["[codec]", f'name = "{choice.name}"', *lines, ""])
-
-
-def timed(call: Callable[[], T]) -> tuple[T, float]:
-    """Return what a call returns, and the seconds it took."""
-    started = time.perf_counter()
-    result = call()
-    return result, time.perf_counter() - started

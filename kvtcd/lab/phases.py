@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from rich.progress import Progress
 
 Advance = Callable[[int], None]
 """Says how many steps of a phase are done, all in all."""
+T = TypeVar("T")
 
 
 class Phases:
@@ -48,3 +50,10 @@ class Phases:
         """Time a phase and show it, when it is not known how long it takes."""
         with self.timed(name), self.bar(name):
             yield
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """Return what a call returns, and the seconds it took."""
+    started = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - started

@@ -1,0 +1,224 @@
+"""`kvtcd bench ttft`: seconds to the first token behind a prompt that is stored, by where it is stored.
+
+Three daemons keep the same caches: raw in host memory, packed there, and packed on disk. Before each fetch
+they are put back into that state; then the model takes one step behind what came. All of it takes turns with
+reading the prompt anew, so that what else the machine does falls on all alike. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.resources import files
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import DynamicCache
+
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.policy import CodecChoice
+from kvtcd.lab import models
+from kvtcd.lab.calibrate import profile_for
+from kvtcd.lab.capture import prefill
+from kvtcd.lab.codec_spec import Spec
+from kvtcd.lab.figures import write_json
+from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases, timed
+from kvtcd.lab.ttft_shelves import STORED, Stored, shelves
+
+Source = Literal["recompute", "host-raw", "host-packed", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt from one source; medians of seconds.
+
+    Attributes:
+        model: its folder.
+        tokens: of the prompt.
+        source: recompute, or where it is stored.
+        fetch_decode_s: to have the cache of all tokens but the last; None for recompute.
+        prefill_s: of reading the prompt, first token included.
+        step_s: of one step behind a cache that is there: the floor of all sources.
+        ttft_s: until the first token: fetch, decode and one step, or prefill.
+        speedup: prefill over fetch and decode; 1 for recompute.
+    """
+
+    model: str
+    tokens: int
+    source: Source
+    fetch_decode_s: float | None
+    prefill_s: float
+    step_s: float
+    ttft_s: float
+    speedup: float
+
+
+@dataclass(slots=True)
+class Times:
+    """What was measured of one prompt, a number for each round."""
+
+    prefill: list[float]
+    step: list[float]
+    fetch: dict[Stored, list[float]]
+    first: dict[Stored, list[float]]
+
+    def rows(self, model: str, tokens: int) -> Iterator[Row]:
+        """Yield the figures of every source."""
+        prefill_s, step_s = median(self.prefill), median(self.step)
+        yield Row(model, tokens, "recompute", None, prefill_s, step_s, prefill_s, 1.0)
+        for source in STORED:
+            fetch_s, first_s = median(self.fetch[source]), median(self.first[source])
+            yield Row(model, tokens, source, fetch_s, prefill_s, step_s, first_s, prefill_s / fetch_s)
+
+
+def command(
+    *,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    text: Path | None,
+    profiles: Path | None,
+    codec: str,
+    rounds: int,
+    threads: int,
+    json: Path | None,
+    plot: Path | None,
+) -> list[Row]:
+    """Measure, show a table, and write figures and a plot if asked.
+
+    Args:
+        names: aliases or folders of models.
+        sizes: tokens of prompts.
+        text: what prompts are made of, again and again from its beginning; a built-in one when None.
+        profiles: folder of profiles; None: those of the built-in recipe.
+        codec: with its dial, of what is packed.
+        rounds: how often each is timed, after a first time.
+        threads: of the model.
+        json: a file for the figures.
+        plot: a file for the picture.
+
+    Raises:
+        ConfigError: no such codec, a text that cannot be read, or the profiles have none for the model.
+        Unavailable: a model cannot be had, or a daemon does not start.
+        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+    """
+    spec = Spec.parse(codec)
+    if spec.swept:
+        raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:32")
+    torch.set_num_threads(threads)
+    console, rows = Console(), list[Row]()
+    with Progress(console=console, transient=True) as progress:
+        for name in names:
+            loaded = models.load(models.resolve(name, progress))
+            folder = profiles or profile_for(loaded, Phases(progress)).parent
+            rows += measure(
+                loaded, _prompts(loaded, text, sizes),
+                profiles=folder, choice=spec.choice(), rounds=rounds, progress=progress,
+            )  # fmt: skip
+    console.print(table(rows))
+    if json:
+        write_json(
+            json, "bench ttft", {"codec": codec, "rounds": rounds, "rows": [asdict(row) for row in rows]}
+        )
+    if plot:
+        from kvtcd.lab.ttft_plot import draw  # noqa: PLC0415 - an extra
+
+        draw(rows, plot)
+    return rows
+
+
+def measure(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    profiles: Path,
+    choice: CodecChoice,
+    rounds: int,
+    progress: Progress,
+) -> list[Row]:
+    """Measure one model with prompts of several lengths; see `command`."""
+    name = loaded.folder.name
+    times = [Times([], [], {s: [] for s in STORED}, {s: [] for s in STORED}) for _ in prompts]
+    with (
+        tempfile.TemporaryDirectory(prefix="kvtcd-") as folder,
+        shelves(Path(folder), models.identity(loaded), sum(map(len, prompts)), profiles, choice) as places,
+    ):
+        task = progress.add_task(f"{name}: reading and storing prompts", total=len(prompts))
+        caches = []
+        for prompt in prompts:
+            caches.append(prefill(loaded, prompt[:-1]))
+            for shelf in places.values():
+                shelf.store(caches[-1], prompt)
+            progress.advance(task)
+        for shelf in places.values():
+            for prompt in prompts:  # a daemon that has decoded nothing yet has its profile still to read
+                shelf.settle(prompt)
+                shelf.load(prompt)
+        task = progress.add_task(f"{name}: first tokens", total=rounds * len(prompts))
+        for _ in range(rounds):
+            for prompt, cache, seen in zip(prompts, caches, times, strict=True):
+                seen.prefill.append(timed(partial(prefill, loaded, prompt))[1])
+                seen.step.append(_step(loaded, cache, prompt))
+                for source, shelf in places.items():
+                    shelf.settle(prompt)
+                    known, fetch_s = timed(partial(shelf.load, prompt))
+                    seen.fetch[source].append(fetch_s)
+                    seen.first[source].append(fetch_s + _step(loaded, known, prompt))
+                progress.advance(task)
+    return [row for prompt, seen in zip(prompts, times, strict=True) for row in seen.rows(name, len(prompt))]
+
+
+def _prompts(loaded: LoadedModel, text: Path | None, sizes: Sequence[int]) -> list[list[int]]:
+    try:
+        said = text.read_text("utf-8") if text else _built_in()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(text), "", f"cannot be read as UTF-8 text: {error}") from None
+    tokens = models.tokenize(loaded, said)
+    if not tokens:
+        raise ConfigError(str(text), "", "is empty")
+    return [list(islice(cycle(tokens), size)) for size in sizes]
+
+
+def _built_in() -> str:
+    return files("kvtcd.lab.texts").joinpath("reader.txt").read_text("utf-8")
+
+
+def _step(loaded: LoadedModel, cache: DynamicCache, prompt: Sequence[int]) -> float:
+    """Take one step behind a cache of all but the last token; return its seconds, and the cache as it was."""
+    with torch.no_grad():
+        ids = torch.tensor([prompt[-1:]])
+        seconds = timed(lambda: loaded.model(ids, cache=cache, logits_to_keep=1))[1]
+    cache.crop(-1)
+    return seconds
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Return the figures as a table."""
+    shown = Table(title="Time to first token, seconds")
+    for column in (
+        "model",
+        "tokens",
+        "source",
+        "fetch+decode",
+        "prefill",
+        "first token",
+        "one step",
+        "times faster",
+    ):
+        shown.add_column(column, justify="left" if column in {"model", "source"} else "right")
+    for row in rows:
+        fetch = "" if row.fetch_decode_s is None else f"{row.fetch_decode_s:.3f}"
+        shown.add_row(
+            row.model, f"{row.tokens:,}", row.source, fetch, f"{row.prefill_s:.3f}", f"{row.ttft_s:.3f}",
+            f"{row.step_s:.3f}", "" if row.fetch_decode_s is None else f"{row.speedup:.1f}",
+            end_section=row.source == "disk",
+        )  # fmt: skip
+    return shown
