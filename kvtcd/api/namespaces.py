@@ -24,7 +24,13 @@ _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 def _info(namespace: Namespace) -> dict[str, object]:
     codec = namespace.codec
     return NamespaceInfo(
-        namespace.name, namespace.digest, codec.name, codec.reason, namespace.identity
+        namespace.name,
+        namespace.digest,
+        codec.name,
+        codec.reason,
+        codec.profile,
+        codec.expected_kl,
+        namespace.identity,
     ).to_json()
 
 

@@ -68,11 +68,17 @@ class NamespaceCodec:
         encoder, decoder: what it packs and unpacks with.
         name: what blocks are packed with, for people.
         reason: why that is not what the policy asks for, if so.
+        profile: SHA-256 of the profile that the encoder uses, in hex.
+        expected_kl: divergence that calibration measured where the dial stands, nats per token.
     """
 
-    def __init__(self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None,
+        *, profile: str | None = None, expected_kl: float | None = None,
+    ) -> None:  # fmt: skip
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
+        self.profile, self.expected_kl = profile, expected_kl
 
     def analyze(
         self,
@@ -175,13 +181,19 @@ def codec_for(
     device = accelerator.device if accelerator else torch.device("cpu")
     pages = page_map(identity)
 
-    def codec(encoder: Encoder, name: str, reason: str | None = None) -> NamespaceCodec:
+    def codec(
+        encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None
+    ) -> NamespaceCodec:
         decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
         if pages:
             encoder, decoder = PagedEncoder(encoder, pages), PagedDecoder(decoder, pages)
         if accelerator:
             encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
-        return NamespaceCodec(encoder, decoder, name, reason)
+        return NamespaceCodec(
+            encoder, decoder, name, reason,
+            profile=profile.digest.hex() if profile else None,
+            expected_kl=_expected_kl(profile, choice) if profile else None,
+        )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:
         return codec(Lossless(layout), _LOSSLESS, reason)
@@ -197,7 +209,13 @@ def codec_for(
     encoder = _encoder(identity, profile, choice, device)
     if isinstance(encoder, str):
         return losslessly(encoder)
-    return codec(encoder, f"{choice.name} {choice.dial}".rstrip())
+    return codec(encoder, f"{choice.name} {choice.dial}".rstrip(), profile=profile)
+
+
+def _expected_kl(profile: Profile, choice: CodecChoice) -> float | None:
+    """What calibration measured where the dial stands, on its curve; only `kvtc2` has one."""
+    curve = Curve.from_json(profile.origin.curve) if choice.name == "kvtc2" else None
+    return None if curve is None else curve.at(curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)).kl
 
 
 def _encoder(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 
 from kvtcd.core.errors import BadField
 
@@ -55,6 +56,11 @@ class Curve:
         steps = [point.step for point in self.points]
         if len(steps) < 2 or steps != sorted(set(steps)) or not all(map(_positive, self.points)):
             raise BadField("profile", "its rate-quality curve is no ascending run of positive points")
+
+    @property
+    def dips(self) -> bool:
+        """Whether a coarser step measured less divergence, as happens by chance on too little text."""
+        return any(right.kl < left.kl for left, right in pairwise(self.points))
 
     def step_for(self, *, ratio: float | None = None, max_kl: float | None = None) -> float:
         """Return the step for a ratio, or the largest one whose divergence stays below `max_kl`.

@@ -39,7 +39,7 @@ _OWN_RATIO = {"kvtc": 16, "kvtc2": 32}
 class _CodecTable(Table):
     name: CodecName = "kvtc2"
     ratio: Annotated[float | None, Field(gt=1, le=10_000, strict=False, validate_default=True)] = None
-    max_kl: Annotated[float | None, Field(gt=0, le=100, strict=False, validate_default=True)] = None
+    max_kl: Annotated[float | None, Field(gt=0, le=1, strict=False, validate_default=True)] = None
     bits: Annotated[int | None, Field(validate_default=True)] = None
     level: Annotated[int | None, Field(validate_default=True)] = None
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()

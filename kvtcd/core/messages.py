@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, cast, get_args
 
 from kvtcd.core.errors import BadRequest
@@ -147,6 +148,9 @@ class NamespaceInfo:
         digest: SHA-256 of the identity, 32 bytes: the root of our own key chain.
         codec: what its blocks are packed with.
         codec_reason: why it is not what the policy asks for, if so.
+        profile: SHA-256 of the profile they are packed with, in hex; None if with none.
+        expected_kl: divergence that calibration measured where the dial stands, nats per token; None where
+            nothing was measured.
         identity: what was registered.
     """
 
@@ -154,6 +158,8 @@ class NamespaceInfo:
     digest: bytes
     codec: str
     codec_reason: str | None
+    profile: str | None
+    expected_kl: float | None
     identity: Identity
 
     def to_json(self) -> dict[str, object]:
@@ -163,6 +169,8 @@ class NamespaceInfo:
             "digest": self.digest.hex(),
             "codec": self.codec,
             "codec_reason": self.codec_reason,
+            "profile": self.profile,
+            "expected_kl": self.expected_kl,
             "identity": self.identity.to_json(),
         }
 
@@ -175,6 +183,8 @@ class NamespaceInfo:
             digest=bytes(given.key("digest")),
             codec=given.text("codec"),
             codec_reason=given.optional_text("codec_reason"),
+            profile=given.optional_text("profile"),
+            expected_kl=given.number("expected_kl", 0, inf) if "expected_kl" in given else None,
             identity=Identity.from_json(given.value("identity")),
         )
 

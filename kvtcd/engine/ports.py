@@ -117,6 +117,14 @@ class Codec(Protocol):
     def reason(self) -> str | None:
         """Why it is not what the policy asks for, if so."""
 
+    @property
+    def profile(self) -> str | None:
+        """SHA-256 of the profile that they are packed with, in hex."""
+
+    @property
+    def expected_kl(self) -> float | None:
+        """Divergence that calibration measured where the dial stands, nats per token."""
+
     def analyze(
         self, raw: Bytes, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
     ) -> Analyzed:

@@ -7,7 +7,7 @@ started again, the command goes on with the window it was at. All profiles then 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -208,6 +208,6 @@ def _beside(spec: Spec, planned: Sequence[int]) -> Spec:
     """Return the other stand: the next plan above, or the last but one; else half an octave further."""
     assert spec.dial is not None, "`_with_ratio` looked"
     if spec.name != "kvtc":
-        return Spec(spec.name, round(spec.dial * _NEXT, 1))
+        return replace(spec, dial=round(spec.dial * _NEXT, 1))
     above = [ratio for ratio in planned if ratio > spec.dial]
-    return Spec(spec.name, above[0] if above else max(ratio for ratio in planned if ratio < spec.dial))
+    return replace(spec, dial=above[0] if above else max(ratio for ratio in planned if ratio < spec.dial))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -147,17 +148,28 @@ def _checkpoints() -> Path:
     return folder
 
 
+def _folder(out: Path) -> Path:
+    return out.parent if out.suffix == SUFFIX else out
+
+
 def _writable(out: Path) -> Path:
-    """Make the folder of an output before the work begins."""
-    try:
-        (out.parent if out.suffix == SUFFIX else out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(out, "", f"cannot be written: {error.strerror}") from error
+    """Refuse an output that cannot be written before the work begins, of which may come nothing."""
+    there = next(folder for folder in (_folder(out), *_folder(out).absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "may not be written to" if there.is_dir() else "is no folder"
+        raise ConfigError(out, "", f"cannot be written: {there} {why}")
     return out
 
 
 def _write(data: bytes, out: Path) -> Path:
-    """Write a profile, whole or not at all: into a folder under its digest, or as the given file."""
-    if out.suffix != SUFFIX:
-        return store(data, out)
-    return store(data, out.parent).replace(out)
+    """Write a profile, whole or not at all: into a folder under its digest, or as the given file.
+
+    Raises:
+        ConfigError: the disk has changed its mind.
+    """
+    try:
+        _folder(out).mkdir(parents=True, exist_ok=True)
+        path = store(data, _folder(out))
+        return path.replace(out) if out.suffix == SUFFIX else path
+    except OSError as error:
+        raise ConfigError(out, "", f"cannot be written: {error.strerror}") from error

@@ -103,11 +103,16 @@ def examine(client: Client) -> Iterator[Finding]:
 
 def _packed(namespace: NamespaceInfo) -> Finding:
     """Say how a namespace is packed, and why not as its policy asks."""
-    reason = namespace.codec_reason
+    reason, kl = namespace.codec_reason, namespace.expected_kl
+    said = [f"packed by {namespace.codec}"]
+    if namespace.profile:
+        said.append(f"with profile {namespace.profile[:12]}")
+    if kl is not None:
+        said.append(f"which costs {kl:.2g} nats per token by its own curve")
     return Finding(
         f"namespace {namespace.name}",
         "note" if reason else "ok",
-        f"packed by {namespace.codec}" + (f": {reason}" if reason else ""),
+        ", ".join(said) + (f": {reason}" if reason else ""),
     )
 
 

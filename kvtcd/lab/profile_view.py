@@ -109,10 +109,10 @@ def show(console: Console, profile: Profile) -> None:
 
 def curve_table(curve: Curve) -> Table:
     """Return what `kvtc2` costs and saves by step."""
-    table = Table(
-        title="kvtc2 on held-out text",
-        caption=f"KL in nats per token, bounds at 95 %; rounding alone: {curve.floor:.2g}",
-    )
+    caption = f"KL in nats per token, bounds at 95 %; rounding alone: {curve.floor:.2g}"
+    if curve.dips:
+        caption += "\nThe divergence dips where it should rise: calibrate on more tokens to rely on it"
+    table = Table(title="kvtc2 on held-out text", caption=caption)
     for heading in ("ratio", "KL", "", "top-1", "step"):
         table.add_column(heading, justify="right")
     for point in curve.points:

@@ -27,7 +27,7 @@ async def test_registering_is_idempotent_and_describes_itself():
             async with daemon.request(method, NS, json=body) as answer:
                 assert answer.status == 200
                 info = NamespaceInfo.from_json(await answer.json())
-                assert info == NamespaceInfo("demo", IDENTITY.digest, "toy", None, IDENTITY)
+                assert info == NamespaceInfo("demo", IDENTITY.digest, "toy", None, None, None, IDENTITY)
         assert len(daemon.toy.service.namespaces("uid:1")) == 1
 
 

@@ -155,6 +155,20 @@ def test_rivals_need_no_profile_and_every_decoder_reads_them(tmp_path, choice, n
     assert all((got[s] - want[s]).norm() < 0.3 * want[s].norm() for s in want)
 
 
+def test_a_codec_says_with_which_profile_it_packs_and_what_its_curve_promises(folder):
+    profile = WORLD.profile()[0]
+    first, *_, last = profile.origin.curve[1:]
+    for row in (first, last):
+        found = codec_for(WORLD.identity, CodecChoice("kvtc2", float(row["ratio"])), folder)
+        assert found.profile == profile.digest.hex()
+        assert found.expected_kl == pytest.approx(float(row["kl"]), rel=1e-6)
+
+    plain = codec_for(WORLD.identity, CodecChoice("kvtc", 4), folder)
+    assert (plain.profile, plain.expected_kl) == (profile.digest.hex(), None)
+    exact = codec_for(WORLD.identity, CodecChoice("lossless"), folder)
+    assert (exact.profile, exact.expected_kl) == (None, None)
+
+
 def test_a_profile_without_a_curve_has_no_dial(tmp_path):
     profile = WORLD.profile()[0]
     bare = dataclasses.replace(profile.origin, curve=())

@@ -34,6 +34,8 @@ def test_between_points_logarithms_are_linear(share):
 
 def test_where_noise_makes_a_curve_dip_the_finer_step_counts():
     curve = Curve((point(1, 10, 0.02), point(2, 20, 0.05), point(4, 40, 0.04), point(8, 80, 0.2)), 0.001)
+    assert curve.dips
+    assert not CURVE.dips
     assert 1 < curve.step_for(max_kl=0.045) < 2
     assert curve.step_for(max_kl=0.05) == pytest.approx(2)
     assert 4 < curve.step_for(max_kl=0.1) < 8

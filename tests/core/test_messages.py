@@ -174,6 +174,7 @@ def test_namespace_info_survives_json():
             "rope": {"kind": "default", "theta": "10000.0", "rotary_dim": 4},
         }
     )
-    info = NamespaceInfo("demo", identity.digest, "lossless", "no profile", identity)
+    for packed in (("lossless", "no profile", None, None), ("kvtc2 ratio 32", None, "5f" * 32, 0.0067)):
+        info = NamespaceInfo("demo", identity.digest, *packed, identity)
 
-    assert NamespaceInfo.from_json(through_json(info.to_json())) == info
+        assert NamespaceInfo.from_json(through_json(info.to_json())) == info

@@ -28,6 +28,11 @@ def key(number: int) -> RecordKey:
     return RecordKey(number.to_bytes(8, "little") * 4)
 
 
+def position(name: int) -> int:
+    """Return the tokens before a block in its sequence."""
+    return 3000 * name
+
+
 class Model:
     def __init__(self, sightings) -> None:
         self.sightings = sightings
@@ -70,7 +75,8 @@ class LfuModel(Model):
 
     def use(self, name) -> None:
         self.hold(name)
-        self.rank[name] = round(4 * log2(self.sightings.count(key(name))))
+        depth = (1 + position(name) // 512).bit_length()
+        self.rank[name] = round(4 * (log2(self.sightings.count(key(name))) - depth / 16))
         self.renew(name)
 
     def renew(self, name) -> None:
@@ -235,7 +241,7 @@ class GdsfModel(Model):
         self.use(name)
 
     def use(self, name) -> None:
-        cost = 16 * (1 + 1000 * name / 32768)
+        cost = 16 * (1 + position(name) / 32768)
         self.gain[name] = round(4 * log2(self.sightings.count(key(name)) * cost / self.size[name]))
         self.renew(name)
 
@@ -296,7 +302,7 @@ def test_an_order_names_what_its_model_names(policy, history) -> None:
             sightings.now += size
         elif step == "insert" and name not in seats:
             sightings.note(key(name))
-            seats[name] = Seat(Block(key(name), position=1000 * name), size)
+            seats[name] = Seat(Block(key(name), position=position(name)), size)
             order.insert(seats[name])
             model.insert(name, size)
         elif step == "use" and name in seats:
@@ -364,3 +370,11 @@ def test_lfu_refuses_a_newcomer_that_is_worth_no_more_than_the_least() -> None:
     sightings.now -= HALF_LIFE
     sightings.note(key(3))
     assert order.admits(Block(key(3))), "seen more often"
+    assert not order.admits(Block(key(3), position=512 << 14)), "but not if it is of a very long prompt"
+
+
+def test_lfu_takes_whatever_comes_where_there_is_nothing_to_lose() -> None:
+    sightings = Sightings(period=10**9, width=64)
+    sightings.note(key(1))
+
+    assert Lfu(sightings, HALF_LIFE).admits(Block(key(1)))

@@ -128,6 +128,7 @@ def test_a_measured_curve_is_shown_drawn_and_written(
     assert written["weighted"]["k"]["bytes"] == 2 * 96 * written["weighted"]["k"]["rank"]
     shown = capsys.readouterr().out
     assert "kvtc2 on held-out text" in shown
+    assert "dips" not in shown
     assert "0.02 to 0.04" in shown
     assert "ratio of coded tokens" in (tmp_path / "it.svg").read_text()
 

@@ -102,6 +102,8 @@ class ToyCodec:
     identity: Identity
     name: str = "toy"
     reason: str | None = None
+    profile: str | None = None
+    expected_kl: float | None = None
     afters: dict[bytes, int] = field(default_factory=dict)
     fail: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
