@@ -48,7 +48,8 @@ def read(
     for digest, namespace in known.items():
         own = _are(given["namespace"], digest) & (given["generation"] == namespace.generation)
         numbers[own] = namespace.number
-    left = (given["expires"].astype(np.int64) - now) // 1000
+    expires, created = given["expires"].astype(np.int64), given["created"].astype(np.int64)
+    left = np.minimum(expires - now, expires - created) // 1000  # a clock that is set back gives no more time
     rows = np.zeros(len(keys), ROW)
     rows["key"] = np.frombuffer(b"".join(keys), "V32")
     rows["parent"], rows["has_parent"] = given["parent"], given["flags"] & records.HAS_PARENT

@@ -184,24 +184,36 @@ class Law(NamedTuple):
 
 
 def memory_growth(rows: Sequence[Row]) -> Law | None:
-    """Return the law that memory in bytes follows; None for fewer than two sizes."""
-    return _fitted([(row.blocks, row.bytes_per_block * row.blocks) for row in rows])
+    """Return the law that memory in bytes follows, beyond that of the smallest size; None if that cannot be said.
+
+    What any number of blocks costs once, such as the sketch of sightings, would bend the law.
+    """
+    return _fitted(rows, memory_more(rows))
+
+
+def memory_more(rows: Sequence[Row]) -> list[float]:
+    """Return the bytes of memory that each size takes more than the smallest."""
+    return _more([row.bytes_per_block * row.blocks for row in rows])
 
 
 def restart_growth(rows: Sequence[Row]) -> Law | None:
-    """Return the law that the seconds to start follow, over those of the smallest size."""
-    return _fitted([(row.blocks, more) for row, more in zip(rows, restart_more(rows), strict=True)])
+    """Return the law that processor time of a start in seconds follows, beyond that of the smallest size."""
+    return _fitted(rows, restart_more(rows))
 
 
 def restart_more(rows: Sequence[Row]) -> list[float]:
-    """Return the seconds that each start took more than the shortest."""
-    least = min(row.restart_s for row in rows)
-    return [row.restart_s - least for row in rows]
+    """Return the seconds of processor time that each start takes more than the shortest."""
+    return _more([row.restart_cpu_s for row in rows])
 
 
-def _fitted(points: Sequence[tuple[float, float]]) -> Law | None:
+def _more(values: Sequence[float]) -> list[float]:
+    least = min(values)
+    return [value - least for value in values]
+
+
+def _fitted(rows: Sequence[Row], values: Sequence[float]) -> Law | None:
     """Fit a law by least squares of logarithms, to what is above 0."""
-    above = [(x, y) for x, y in points if y > 0]
+    above = [(row.blocks, value) for row, value in zip(rows, values, strict=True) if value > 0]
     if len(above) < 2:
         return None
     x, y = np.log(np.array(above)).T

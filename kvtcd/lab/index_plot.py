@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtcd.lab.bench_index import ASKED, Law, Row, memory_growth, restart_growth, restart_more
+from kvtcd.lab.bench_index import ASKED, Law, Row, memory_growth, memory_more, restart_growth, restart_more
 from kvtcd.lab.picture import picture
 
 if TYPE_CHECKING:
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw each figure over the number of blocks; what grows with it together with its law.
+    """Draw each figure over the number of blocks; what grows with it beyond the smallest, with its law.
+
+    Times are of the processor: those of the clock tell of whatever else a machine does.
 
     Args:
         rows: of `bench_index`.
@@ -25,15 +27,14 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         ConfigError: the file cannot be written, or is of another type.
     """
     blocks = [row.blocks for row in rows]
-    memory = [row.bytes_per_block * row.blocks for row in rows]
     flat = (
         (f"match of {ASKED} keys, ms", [row.match_ms for row in rows]),
-        ("the same over HTTP, ms", [row.match_http_ms for row in rows]),
+        ("the same over HTTP, CPU ms", [row.match_http_cpu_ms for row in rows]),
     )
     with picture(path, 9, 2.6) as figure:
         first, *middle, last = figure.subplots(1, 4)
-        _grown(first, "memory, bytes", blocks, memory, memory_growth(rows))
-        _grown(last, "start, s more than the shortest", blocks, restart_more(rows), restart_growth(rows))
+        _grown(first, "memory above the first, B", blocks, memory_more(rows), memory_growth(rows))
+        _grown(last, "start above the first, CPU s", blocks, restart_more(rows), restart_growth(rows))
         for axes, (name, values) in zip(middle, flat, strict=True):
             axes.plot(blocks, values, "o-", color="#08519c")
             axes.set_ylim(bottom=0)

@@ -1,0 +1,385 @@
+"""Random histories of a catalog against a world that finishes, fails and reorders work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import get_args
+from unittest import mock
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.invariants import check, checked_victims
+
+from kvtcd.core import events as ev
+from kvtcd.core.catalog import Catalog
+from kvtcd.core.events import Reason
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.place import MEMORY, Form, Place, Tier
+from kvtcd.core.policy import Admit, DiskTier, Evict, EvictName, HostTier, Policy, Promote, Share
+from kvtcd.core.shelf import shelves
+from kvtcd.core.sightings import Sightings
+
+KEYS = [RecordKey(bytes([i]) * 32) for i in range(8)]
+OWNERS = ("a", "a", "b")
+"""The tenants of namespaces 1, 2 and 3."""
+
+
+def namespace_of(key: RecordKey) -> int:
+    return 1 + (key[0] > 4) + (key[0] > 5)
+
+
+amounts = st.sampled_from([1.0, 1.0, 0.5, 0.75, 3])
+policies = st.builds(
+    Policy,
+    name=st.just("p"),
+    host=st.builds(
+        HostTier,
+        form=st.sampled_from(["raw", "raw-then-packed"]), raw=st.sampled_from([0.1, 0.5]),
+        high=st.just(0.9), low=st.just(0.6),
+    ),
+    disk=st.builds(
+        DiskTier,
+        write=st.sampled_from(["behind", "evict"]), high=st.just(0.95), low=st.just(0.8),
+        ttl=st.sampled_from([None, None, 1, 10]),
+    ),
+    admit=st.builds(Admit, on_sight=st.sampled_from([1, 1, 1, 2, 3])),
+    evict=st.builds(Evict, st.sampled_from(get_args(EvictName)), st.booleans(), st.just(10)),
+    share=st.builds(Share, amounts, amounts),
+    promote=st.builds(Promote, st.sampled_from(["host", "gpu"]), st.sampled_from([1, 1, 2])),
+    packer_behind=st.sampled_from(["drop", "lossless"]),
+)  # fmt: skip
+
+
+@dataclass
+class World:
+    """What really lies where, and what is going on: moved only by actions, as tiers would be."""
+
+    bytes_at: dict[tuple[RecordKey, Place], bool] = field(default_factory=dict)
+    moves: list[ev.Move] = field(default_factory=list)
+    drops: list[ev.Drop] = field(default_factory=list)
+    waiting: dict[int, ev.Event] = field(default_factory=dict)
+    filling: list[RecordKey] = field(default_factory=list)
+    reading: list[RecordKey] = field(default_factory=list)
+    leases: list[tuple[RecordKey, ...]] = field(default_factory=list)
+    moment: int = 0
+    """Events told so far."""
+    now: int = 0
+    """Seconds."""
+    seen: Counter[RecordKey] = field(default_factory=Counter)
+    ends: dict[RecordKey, float] = field(default_factory=dict)
+    """When each block that was granted or recovered last is to be forgotten."""
+    born: dict[RecordKey, int] = field(default_factory=dict)
+    """When the put of each block was granted; one that waits may be granted after a later delete."""
+    asked: dict[int, int] = field(default_factory=dict)
+    lost: Counter[tuple[RecordKey, Reason]] = field(default_factory=Counter)
+
+    def there(self, key: RecordKey) -> bool:
+        return any(self.bytes_at.get((key, place)) for place in Place)
+
+    unlinked: bool = False
+    """Whether copies are just lost with their file, which no lease prevents."""
+
+    def leased(self, key: RecordKey) -> bool:
+        return any(key in keys for keys in self.leases)
+
+
+class CatalogMachine(RuleBasedStateMachine):
+    """The catalog must serve only what is there, hold its invariants, and let nobody wait for ever."""
+
+    @initialize(
+        host=st.integers(1, 12),
+        disk=st.integers(0, 12),
+        gpu=st.integers(0, 6),
+        descents=st.integers(1, 3),
+        granule=st.integers(1, 3),
+        policy=st.tuples(policies, policies, policies),
+        on_disk=st.tuples(st.booleans(), st.just(True), st.just(True)),
+        tenants=st.builds(Share, amounts, amounts),
+    )
+    def start(self, host, disk, descents, granule, policy, on_disk=(True,) * 3, gpu=0, tenants=None) -> None:
+        self.world = World()
+        self.ticket = 0
+        sightings = Sightings(period=10**9, width=1 << 10)  # wide enough to be exact
+        whole = Policy("p", host=HostTier(high=0.9, low=0.6), disk=DiskTier(high=0.95, low=0.8))
+        tiers = shelves(
+            whole, sightings, host=host, disk=disk, gpu=gpu, granule=granule, tenants=tenants or Share()
+        )
+        self.catalog = Catalog(
+            tiers, lambda nbytes: nbytes + 1, sightings, descents=descents, clock=lambda: self.world.now
+        )
+        self.patch = mock.patch("kvtcd.core.relief.victims", checked_victims)
+        self.patch.start()
+        self.policies: dict[int, Policy] = {}
+        self.on_disk = on_disk
+        for number in (1, 2, 3):
+            self.govern(number, policy[number - 1])
+
+    @rule(number=st.integers(1, 3), policy=policies)
+    def govern(self, number: int, policy: Policy) -> None:
+        self.policies[number] = policy
+        self.tell(ev.Govern(number, OWNERS[number - 1], policy, self.on_disk[number - 1]))
+
+    def tell(self, event: ev.Event) -> None:
+        self.world.moment += 1
+        for action in self.catalog.handle(event):
+            match action:
+                case ev.Grant(ticket):
+                    self.granted(self.world.waiting.pop(ticket))
+                case ev.Deny(ticket, reason):
+                    self.denied(self.world.waiting.pop(ticket), reason)
+                case ev.Move(key, source, target, after):
+                    assert self.world.bytes_at.get((key, source)), "a move starts from bytes that are there"
+                    assert not self.world.bytes_at.get((key, target)), "bytes that are there are not moved"
+                    assert after >= 0
+                    packs = source.form is Form.RAW and target.form is Form.PACKED
+                    packed = any(self.world.bytes_at.get((key, p)) for p in (Place.PACKED, Place.DISK))
+                    dropping = [drop for drop in self.world.drops if drop.key == key]
+                    assert not (packs and packed) or dropping, "packing happens once"
+                    self.world.moves.append(action)
+                case ev.Drop(key, place):
+                    assert not (place is Place.HOST and key in self.world.reading), "never under a reader"
+                    assert all(m.key != key or m.source is not place for m in self.world.moves)
+                    self.world.drops.append(action)
+                case ev.Lost(key, _, reason):
+                    known = self.world.unlinked or reason in (Reason.DAMAGED, Reason.EXPIRED)
+                    assert known or not self.world.leased(key)
+                    self.world.lost[key, reason] += 1
+
+    def denied(self, request: ev.Event, reason: Reason) -> None:
+        match request, reason:
+            case ev.Put(_, key), Reason.NOT_ADMITTED:
+                policy = self.policies[request.namespace]
+                seldom = self.world.seen[key] < policy.admit.on_sight
+                assert seldom or policy.evict.policy == "lfu", "only lfu compares newcomers"
+            case ev.Get(_, key), Reason.NOT_FOUND:
+                assert (
+                    key not in self.world.reading
+                    or self.world.now >= self.world.ends[key]
+                    or key in self.catalog.residents.doomed
+                ), "what is read can be found"
+
+    def granted(self, request: ev.Event) -> None:
+        match request:
+            case ev.Put(_, key, namespace):
+                self.world.filling.append(key)
+                self.world.born[key] = self.world.moment
+                ttl = self.policies[namespace].disk.ttl
+                self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
+            case ev.Get(_, key):
+                assert self.world.bytes_at.get((key, Place.HOST)), "a reader finds bytes"
+                self.world.reading.append(key)
+            case ev.Prefetch(_, key, tier):
+                place = Place.GPU if tier is Tier.GPU else Place.HOST
+                assert self.world.bytes_at.get((key, place)), "what was fetched ahead is there"
+            case ev.Lease(_, keys):
+                assert all(self.catalog.places(key) for key in keys), "what is leased is there"
+                self.world.leases.append(keys)
+            case ev.Settle(_, (key,), evict):  # of several, an early one may be evicted before the last
+                assert self.world.bytes_at.get((key, Place.DISK)), "durable means on disk"
+                assert not (evict and any(self.world.bytes_at.get((key, place)) for place in MEMORY))
+            case ev.Delete(ticket, keys):
+                for key in keys:
+                    there = self.world.there(key)
+                    later = there and self.world.born[key] > self.world.asked[ticket]
+                    assert later or not there, "what was deleted is gone"
+
+    def ask(self, request: ev.Event, ticket: int) -> None:
+        self.world.waiting[ticket] = request
+        self.world.asked[ticket] = self.world.moment
+        self.tell(request)
+
+    def next_ticket(self) -> int:
+        self.ticket += 1
+        return self.ticket
+
+    @rule(
+        key=st.sampled_from(KEYS), nbytes=st.integers(1, 6), parent=st.sampled_from([None, *KEYS]),
+        older=st.sampled_from([None, *KEYS]), patient=st.booleans(),
+    )  # fmt: skip
+    def put(self, key, nbytes, parent=None, older=None, patient=True) -> None:
+        ticket, namespace = self.next_ticket(), namespace_of(key)
+        parent, older = (
+            None if other == key or other is None or namespace_of(other) != namespace else other
+            for other in (parent, older)
+        )
+        if parent is not None and parent >= key:
+            parent = None  # hashes make chains acyclic; so do these
+        self.world.seen[key] += 1
+        self.ask(
+            ev.Put(ticket, key, namespace, nbytes, nbytes, parent, older, 1000 * key[0], patient), ticket
+        )
+
+    @rule(key=st.sampled_from(KEYS))
+    def get(self, key: RecordKey) -> None:
+        ticket = self.next_ticket()
+        self.world.seen[key] += bool(self.catalog.tiers(key))
+        self.ask(ev.Get(ticket, key), ticket)
+
+    @rule(key=st.sampled_from(KEYS), tier=st.sampled_from(list(Tier)))
+    def prefetch(self, key: RecordKey, tier: Tier) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Prefetch(ticket, key, tier), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True))
+    def lease(self, keys) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Lease(ticket, tuple(keys)), ticket)
+        assert ticket not in self.world.waiting, "a lease is answered at once"
+
+    @precondition(lambda self: self.world.leases)
+    @rule(data=st.data())
+    def unlease(self, data) -> None:
+        keys = self.world.leases.pop(data.draw(st.integers(0, len(self.world.leases) - 1)))
+        self.tell(ev.Unlease(keys))
+
+    @rule(seconds=st.integers(0, 12))
+    def wait(self, seconds: int) -> None:
+        self.world.now += seconds
+        self.tell(ev.Tick())
+        for entry in self.catalog.residents.entries.values():
+            doomed = entry.key in self.catalog.residents.doomed
+            assert doomed or not self.catalog.residents.expired(entry), "a round of ticks misses none"
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), evict=st.booleans())
+    def settle(self, keys, evict) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Settle(ticket, tuple(keys), evict), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=3))
+    def delete(self, keys) -> None:
+        ticket = self.next_ticket()
+        self.ask(ev.Delete(ticket, tuple(keys)), ticket)
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), max_size=4))
+    def touch(self, keys) -> None:
+        self.tell(ev.Touch(tuple(keys)))
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(data=st.data())
+    def cancel(self, data) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.world.waiting)))
+        del self.world.waiting[ticket]
+        self.tell(ev.Cancel(ticket))
+
+    @precondition(lambda self: self.world.filling)
+    @rule(data=st.data(), arrives=st.booleans())
+    def fill(self, data, arrives: bool) -> None:
+        key = data.draw(st.sampled_from(self.world.filling))
+        self.world.filling.remove(key)
+        if arrives:
+            self.world.bytes_at[key, Place.HOST] = True
+            self.tell(ev.Filled(key))
+        else:
+            self.tell(ev.Abandoned(key))
+
+    @precondition(lambda self: self.world.reading)
+    @rule(data=st.data())
+    def release(self, data) -> None:
+        key = data.draw(st.sampled_from(self.world.reading))
+        self.world.reading.remove(key)
+        self.tell(ev.Release(key))
+
+    @precondition(lambda self: self.world.moves)
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(["moved", "moved", "failed", "damaged", "full"]),
+        shrink=st.integers(0, 3),
+    )
+    def move_ends(self, data, outcome: str, shrink: int) -> None:
+        move = data.draw(st.sampled_from(self.world.moves))
+        self.finish(move, outcome, shrink)
+
+    def finish(self, move: ev.Move, outcome: str, shrink: int) -> None:
+        self.world.moves.remove(move)
+        raw = self.catalog.residents.entries[move.key].raw_bytes
+        if outcome == "moved":
+            self.world.bytes_at[move.key, move.target] = True
+            size = raw if move.target.form is Form.RAW else max(1, raw + 1 - shrink)
+            if move.source.form is Form.PACKED and move.target.form is Form.PACKED:
+                size = self.catalog.residents.entries[move.key].copies[move.source].nbytes
+                size = min(size, raw + 1)
+            self.tell(ev.Moved(move.key, size))
+        else:
+            damaged = outcome == "damaged" and move.source.form is Form.PACKED
+            full = outcome == "full" and move.target is Place.DISK
+            self.tell(ev.MoveFailed(move.key, damaged=damaged, full=full))
+
+    @precondition(lambda self: self.world.drops)
+    @rule(data=st.data())
+    def drop_ends(self, data) -> None:
+        drop = data.draw(st.sampled_from(self.world.drops))
+        self.finish_drop(drop)
+
+    def finish_drop(self, drop: ev.Drop) -> None:
+        self.world.drops.remove(drop)
+        self.world.bytes_at.pop((drop.key, drop.place), None)
+        self.tell(ev.Dropped(drop.key, drop.place))
+
+    @rule(keys=st.sets(st.sampled_from(KEYS), min_size=1))
+    def unlink(self, keys: set[RecordKey]) -> None:
+        """A file is gone, with the bytes of these blocks but for those that are just moving."""
+        gone = [key for key in sorted(keys) if all(move.key != key for move in self.world.moves)]
+        for key in gone:
+            self.world.bytes_at.pop((key, Place.DISK), None)
+        self.world.unlinked = True
+        self.tell(ev.Unlinked(tuple(gone)))
+        self.world.unlinked = False
+        for key in gone:
+            assert Place.DISK not in self.catalog.places(key), "what is gone is served no more"
+
+    @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 3), ttl=st.sampled_from([None, 5]))
+    def recover(self, key: RecordKey, nbytes: int, ttl: int | None = None) -> None:
+        disk, namespace = self.catalog.residents.shelves.get(Tier.DISK), namespace_of(key)
+        if disk is None or key in self.catalog.residents.entries or disk.tight(namespace, nbytes):
+            return
+        if not self.on_disk[namespace - 1]:
+            return
+        self.world.bytes_at[key, Place.DISK] = True
+        self.world.born[key] = self.world.moment
+        self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
+        self.tell(ev.Recovered((ev.Found(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl),)))
+
+    @invariant()
+    def truth(self) -> None:
+        if hasattr(self, "catalog"):
+            check(self.catalog)
+            for key in KEYS:
+                for place in self.catalog.places(key):
+                    assert self.world.bytes_at.get((key, place)), "only what is there is offered"
+                    late = self.world.now >= self.world.ends[key]
+                    assert not late or self.world.leased(key), "nothing is served after its time"
+
+    def teardown(self) -> None:
+        """Liveness: once the world has caught up, nobody waits."""
+        if not hasattr(self, "catalog"):
+            return
+        self.catch_up()
+        while self.world.leases:  # a delete may wait for them, and a put for the delete
+            self.tell(ev.Unlease(self.world.leases.pop()))
+        self.catch_up()
+        assert not self.world.waiting, f"still waiting: {self.world.waiting}"
+        assert not self.world.moves
+        self.wait(100)
+        self.catch_up()
+        forgotten = [key for key, end in self.world.ends.items() if end <= self.world.now]
+        assert not any(key in self.catalog.residents.entries for key in forgotten), "time to live ends"
+        self.patch.stop()
+
+    def catch_up(self) -> None:
+        for _ in range(1_000):
+            if self.world.moves:
+                self.finish(self.world.moves[0], "moved", 0)
+            elif self.world.drops:
+                self.finish_drop(self.world.drops[0])
+            elif self.world.filling:
+                key = self.world.filling.pop()
+                self.world.bytes_at[key, Place.HOST] = True
+                self.tell(ev.Filled(key))
+            elif self.world.reading:
+                self.tell(ev.Release(self.world.reading.pop()))
+            else:
+                break
+            check(self.catalog)
+        else:
+            raise AssertionError("it never comes to rest")
