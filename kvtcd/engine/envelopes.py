@@ -49,7 +49,7 @@ def read(
         own = _are(given["namespace"], digest) & (given["generation"] == namespace.generation)
         numbers[own] = namespace.number
     expires, created = given["expires"].astype(np.int64), given["created"].astype(np.int64)
-    left = np.minimum(expires - now, expires - created) // 1000  # a clock that is set back gives no more time
+    left, whole = (expires - now) // 1000, (expires - created) // 1000
     rows = np.zeros(len(keys), ROW)
     rows["key"] = np.frombuffer(b"".join(keys), "V32")
     rows["parent"], rows["has_parent"] = given["parent"], given["flags"] & records.HAS_PARENT
@@ -57,7 +57,8 @@ def read(
     for name in ("created", "tokens", "raw_bytes"):
         rows[name] = given[name]
     rows["namespace"], rows["nbytes"] = numbers, footprints
-    rows["ttl"] = np.where(given["expires"] == 0, _NEVER, left)
+    # A clock that was set back gives nobody more time than he had.
+    rows["ttl"] = np.where(given["expires"] == 0, _NEVER, np.where(whole > 0, np.minimum(left, whole), left))
     lengths = np.fromiter(map(len, envelopes), np.int64, len(envelopes))
     alive = (given["expires"] == 0) | (left > 0)
     return rows, _well_formed(given, lengths) & (numbers > 0) & alive

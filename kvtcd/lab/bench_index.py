@@ -184,7 +184,7 @@ class Law(NamedTuple):
 
 
 def memory_growth(rows: Sequence[Row]) -> Law | None:
-    """Return the law that memory in bytes follows, beyond that of the smallest size; None if that cannot be said.
+    """Return the law that memory in bytes follows, beyond that of the smallest size; None if nothing is.
 
     What any number of blocks costs once, such as the sketch of sightings, would bend the law.
     """
