@@ -3,8 +3,10 @@
 `transformers_*` is for programs that call a model themselves. `vllm_*` is vLLM's secondary tier: `vllm_tier`
 has its interface and nothing else, `vllm_threads` and `vllm_daemon` talk to the daemon, and `vllm_lookups`,
 `vllm_jobs`, `vllm_identity` and `vllm_model` are values and decisions, tested without vLLM. `lmcache_*` is
-LMCache's L2 adapter, in the same order: `lmcache_l2`, `lmcache_daemon`, and values and decisions.
+LMCache's L2 adapter, in the same order: `lmcache_l2`, `lmcache_daemon`, and values and decisions. `sglang_*`
+is SGLang's HiCache storage: `sglang_hicache` has its interface, `sglang_pools` and `sglang_store` talk to the
+daemon, `sglang_pages` and `sglang_identity` know what its pools hold.
 
 What they share: the daemon that may be away (`link`), threads (`lanes`), names of identities (`namespaces`),
-files of models (`model_files`).
+files of models (`model_files`), layouts of bytes that nobody knows (`opaque`).
 """

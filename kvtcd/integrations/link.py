@@ -106,6 +106,7 @@ class Link:
         self._seconds, self._valid, self._on_lost = seconds, valid, on_lost
         self._state = State()
         self._lock = threading.Lock()
+        self._reaching = threading.Lock()
 
     @property
     def up(self) -> bool:
@@ -141,6 +142,13 @@ class Link:
         if before.boot != boot or before.tries:
             self._log.info("kvtcd: stores and loads through %s", self.client.address)
         return bool(before.boot) and before.boot != boot
+
+    def reach(self) -> None:
+        """Try to reach the daemon if it is away and that is worth a try; one thread at a time."""
+        if self.pause() == 0.0:
+            with self._reaching:
+                if self.pause() == 0.0:
+                    self.connect()
 
     def name(self, identity: Identity) -> str:
         """Return the namespace of an identity, which is registered where it is not yet.

@@ -78,7 +78,6 @@ class Daemon:
         self._lookup_seconds, self._seconds = lookup_seconds, seconds
         self._shapes: dict[Place, Shape] = {}
         self._chains, self._locks = Chains(), Locks()
-        self._connecting = threading.Lock()
         self._count_lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
@@ -235,10 +234,7 @@ class Daemon:
     @contextmanager
     def _asking(self) -> Iterator[None]:
         """Reach for a daemon that was away, once it is worth a try; end what it does not do as a miss."""
-        if self.link.pause() == 0.0:
-            with self._connecting:
-                if self.link.pause() == 0.0:
-                    self.link.connect()
+        self.link.reach()
         with self.link.asking():
             yield
 

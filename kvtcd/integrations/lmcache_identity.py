@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtcd.core.errors import BadIdentity
 from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
-from kvtcd.core.layout import Dtype, Layout, Stream, canonical_json
+from kvtcd.core.layout import canonical_json
+from kvtcd.integrations.opaque import opaque
 
 ENGINE = "lmcache"
 HASH_SCHEME = "lmcache-chunk-hash"
@@ -81,32 +81,21 @@ def identity_of(place: Place, shape: Shape, facts: Facts, *, version: str) -> Id
         "dtypes": list(shape.dtypes),
     }
     digest = hashlib.sha256(canonical_json(what)).hexdigest()[:32]
+    first = shape.sizes[0] if shape.sizes else ()
+    layers = first[0] if len(first) > 2 else 1
+    layout, scales = opaque(shape.nbytes, shape.tokens, shape.dtypes, layers=layers)
     return Identity(
         engine=f"{ENGINE} {facts.settings}",
         hash_scheme=HASH_SCHEME,
         model=facts.name,
         weights=facts.weights,
-        layout=_opaque(shape),
+        layout=layout,
         rope=None,
-        scales="none" if set(shape.dtypes) <= set(Dtype) else "-".join(shape.dtypes)[:256] or "-",
+        scales=scales,
         block_tokens=shape.tokens,
         page_format=f"lmcache-{version}-group{place.group}-{digest}",
         parallel=parallel_of(place.rank),
     )
-
-
-def _opaque(shape: Shape) -> Layout:
-    """Return a layout that has only the right size."""
-    plain = [dtype for dtype in Dtype if set(shape.dtypes) == {dtype}]
-    dtype = plain[0] if plain else Dtype.F16
-    elements, odd = divmod(shape.nbytes, shape.tokens * dtype.itemsize)
-    if odd or not elements:
-        raise BadIdentity(
-            "layout", f"{shape.nbytes} bytes of an object do not divide by {shape.tokens} tokens"
-        )
-    first = shape.sizes[0]
-    layers = first[0] if len(first) > 2 and elements % first[0] == 0 else 1
-    return Layout((Stream("pages", 1, elements // layers, rope=False),), layers, dtype)
 
 
 def parallel_of(rank: int) -> str:

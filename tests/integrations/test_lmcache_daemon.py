@@ -1,0 +1,130 @@
+"""LMCache's objects on a daemon that is a real process; the adapter itself is tested where LMCache is."""
+
+from __future__ import annotations
+
+import logging
+import random
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvtcd.client import Notice, What
+from kvtcd.core.errors import DeadlineExceeded
+from kvtcd.core.keys import EngineKey
+from kvtcd.integrations.lmcache_daemon import Daemon as Objects
+from kvtcd.integrations.lmcache_daemon import Name, Object
+from kvtcd.integrations.lmcache_identity import Facts, Place, Shape
+from kvtcd.lab.daemon import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOG = logging.getLogger("kvtcd.test")
+PATIENCE = 60.0
+SHAPE = Shape.of([[2, 8, 16]], ["torch.bfloat16"], [2])
+PLACE = Place("model", 0x01000100, 0)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="kvtcd-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[Daemon]:
+    with Daemon(folder, host=64 << 20, disk=256 << 20, profiles=folder / "profiles") as daemon:
+        yield daemon
+
+
+def objects_of(daemon: Daemon, weights: str) -> Objects:
+    facts = Facts("m", weights.encode().hex()[:64].ljust(64, "0"), "s")
+    return Objects(
+        daemon.client(), lambda model: facts if model == PLACE.model else None,
+        version="1", lookup_seconds=PATIENCE, seconds=PATIENCE, log=LOG,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def objects(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Objects]:
+    made = objects_of(daemon, request.node.name)  # each test has a model of its own
+    yield made
+    made.link.close()
+
+
+def names(count: int, first: int = 1, place: Place = PLACE, salt: bytes = b"") -> list[Name]:
+    return [Name(EngineKey(bytes([first + i]) * 32), place, salt) for i in range(count)]
+
+
+def filled(given: list[Name], seed: int = 0) -> list[Object]:
+    draw = random.Random(seed)
+    return [Object(name, SHAPE, memoryview(bytearray(draw.randbytes(SHAPE.nbytes)))) for name in given]
+
+
+def empty(given: list[Name]) -> list[Object]:
+    return [Object(name, SHAPE, memoryview(bytearray(SHAPE.nbytes))) for name in given]
+
+
+def test_objects_are_found_loaded_and_deleted(objects: Objects) -> None:
+    given = names(12)
+    wanted = filled(given)
+    assert objects.find(given, {0: SHAPE}) == [False] * 12
+    assert set(objects.store(wanted).values()) == {"stored"}
+    assert set(objects.store(wanted).values()) == {"duplicate"}
+    assert objects.find([*given, *names(1, 50)], {0: SHAPE}) == [True] * 12 + [False]
+    into = empty(given)
+    assert objects.load(into) == [True] * 12
+    assert [one.memory for one in into] == [one.memory for one in wanted]
+    objects.release(given)
+    assert objects.delete(given[3:4]) == [(given[3], SHAPE.nbytes)]
+    assert objects.find(given, {}) == [True] * 3 + [False] + [True] * 8
+    counts = objects.counts()
+    assert (counts["stored"], counts["duplicate"], counts["loaded"]) == (12, 12, 12)
+
+
+def test_what_was_found_stays_until_it_is_released(daemon: Daemon, objects: Objects) -> None:
+    """A lookup that hits keeps its objects for the load (LMCache calls it a lock), and no longer."""
+    given = names(2, first=200)
+    objects.store(filled(given))
+    objects.find(given, {0: SHAPE})
+    with daemon.client() as client:
+        (space,) = [one.name for one in client.namespaces() if client.match(one.name, [given[0].key]).prefix]
+        with pytest.raises(DeadlineExceeded):
+            client.delete(space, given[0].key, deadline=0.2)
+        objects.release(given)
+        assert client.delete(space, given[1].key, deadline=PATIENCE)
+
+
+def test_places_salts_and_strangers_are_apart(objects: Objects) -> None:
+    objects.store(filled(names(1)))
+    asked = names(1, place=Place("model", 0x02000200, 0)) + names(1, salt=b"a")
+    assert objects.find(asked, {0: SHAPE}) == [False, False]
+    stranger = names(1, place=Place("stranger", PLACE.rank, 0))
+    assert objects.find(stranger, {0: SHAPE}) == [False]
+    assert objects.store(filled(stranger)) == {}
+    assert objects.find(names(1), {0: SHAPE}) == [True]
+
+
+def test_a_lookup_tells_positions_and_nothing_else_does(folder: Path) -> None:
+    given, told = names(4, 100), []
+    with Daemon(folder / "p", host=64 << 20, disk=64 << 20, profiles=folder / "profiles") as other:
+
+        def listen() -> None:
+            with other.client() as client:
+                told.extend(notice for notice in client.events() if notice.what is What.STORED)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        ours = objects_of(other, "positions")
+        ours.find(given[:3], {0: SHAPE})
+        ours.store(list(reversed(filled(given))))
+        with other.client() as client:
+            client.flush(client.namespaces()[0].name)
+        ours.link.close()
+    listener.join()
+    stored: dict[bytes, Notice] = {notice.key: notice for notice in told}
+    assert [stored[name.key].first_token for name in given] == [0, 8, 16, None]
+    assert [stored[name.key].parent for name in given] == [None, given[0].key, given[1].key, None]
