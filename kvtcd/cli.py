@@ -103,6 +103,28 @@ def doctor(
 
 
 @app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A state directory, a tenant's in it, or a file with a blob.")],
+    *,
+    records: Annotated[int, typer.Option(min=0, help="List so many records of each tenant.")] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every blob and compare it with its MAC and checksums.")
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
+    if path.is_file():
+        from kvtcd.lab import blob_view  # noqa: PLC0415 - rich
+
+        blob_view.command(path, json=json)
+        return
+    from kvtcd.lab import store_view  # noqa: PLC0415 - lmdb, numpy
+
+    if not store_view.command(path, shown=records, verify=verify, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def token(
     *,
     tenant: Annotated[str, typer.Option(help="Whom it stands for; uid:1000 is that user of this host.")],

@@ -19,6 +19,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
@@ -148,6 +149,27 @@ class StateDirectory:
     def close(self) -> None:
         """Let another process have the directory."""
         os.close(self._lock)
+
+
+@contextmanager
+def at_rest(path: Path) -> Iterator[None]:
+    """Keep a daemon from starting on a state directory while it is read; nothing in it is changed.
+
+    Raises:
+        AlreadyRunning: a daemon uses it.
+        ConfigError: it is no state directory, or may not be read.
+    """
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise ConfigError(path, _FIELD, f"its file `lock` cannot be read: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise AlreadyRunning(path) from None
+    finally:
+        os.close(lock)
 
 
 def file_system(path: Path) -> int:

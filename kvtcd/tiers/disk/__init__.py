@@ -2,6 +2,7 @@
 
 from kvtcd.tiers.disk.environment import MAX_TRANSACTION, Environment
 from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Page, Put, footprint
+from kvtcd.tiers.disk.resting import Resting, at_rest
 
 __all__ = [
     "CHUNK_BYTES",
@@ -12,5 +13,7 @@ __all__ = [
     "Environment",
     "Page",
     "Put",
+    "Resting",
+    "at_rest",
     "footprint",
 ]

@@ -53,9 +53,13 @@ def set_aside(generation: Path) -> None:
     """Rename a damaged generation, and remove all but the newest two of those."""
     generation.rename(generation.with_name(f"{generation.name}.bad-{int(time.time())}"))
     durable.sync_directory(generation.parent)
-    bad = [name for name in _names(generation.parent) if (match := _NAME.fullmatch(name)) and match["bad"]]
-    for name in bad[:-KEPT_BAD]:
+    for name in damaged(generation.parent)[:-KEPT_BAD]:
         durable.remove_tree(generation.parent / name)
+
+
+def damaged(environment: Path) -> list[str]:
+    """Return the names of generations that were set aside as damaged, the oldest first."""
+    return [name for name in _names(environment) if (match := _NAME.fullmatch(name)) and match["bad"]]
 
 
 def _complete(environment: Path) -> list[Path]:

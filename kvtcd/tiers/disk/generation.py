@@ -56,7 +56,7 @@ class Generation:
         path: an existing directory.
         quota: bytes it is meant to hold. The map has twice as much, so that freed pages that LMDB cannot use
             yet do not fill it, and is never resized: that would pull pages from under readers.
-        create: make the databases.
+        create: make the databases. reading: change nothing, while nobody else has it open.
 
     Raises:
         Unavailable: an LMDB without the checks that make damaged files raise rather than crash.
@@ -64,15 +64,18 @@ class Generation:
         StoreFailed: it cannot be opened.
     """
 
-    def __init__(self, path: Path, *, quota: int, create: bool = False) -> None:
+    def __init__(self, path: Path, *, quota: int, create: bool = False, reading: bool = False) -> None:
         _require_hardened()
         self.path = path
         with ExitStack() as undo, translated("open", path):
-            _allocate(path / _LOCK, _LOCK_BYTES)
+            if not reading:
+                _allocate(path / _LOCK, _LOCK_BYTES)
             self._lmdb = lmdb.open(
                 str(path),
                 map_size=max(2 * quota, 2 * data_bytes(path), _MIN_MAP),
                 create=False,
+                readonly=reading,
+                lock=not reading,
                 mode=0o600,
                 metasync=False,
                 max_readers=_READERS,

@@ -54,31 +54,37 @@ def write_condition(generation: Path, condition: Condition) -> None:
 
 
 def fault(generation: Path, condition: Condition) -> str | None:
-    """Return why LMDB must not open this generation, or None.
+    """Return why LMDB must not open this generation, or None; lengthen its file if that is all it needs."""
+    why, lacking = diagnosis(generation, condition)
+    if why is None and lacking is not None:
+        os.truncate(generation / DATA, lacking)
+    return why
+
+
+def diagnosis(generation: Path, condition: Condition) -> tuple[str | None, int | None]:
+    """Return why LMDB must not open this generation, or None; and how long its file should be, if longer.
 
     After a clean close it is enough that the file is as long as its newer meta page says: a page beyond the
     end would end the process with SIGBUS. Otherwise all pages that LMDB would trust are checked without LMDB.
     If the file is sound and yet too short, it lacks free pages that were never written, or pages of blobs:
-    zeros take their place, which the MAC of a record does not accept.
+    zeros may take their place, which the MAC of a record does not accept. Nothing is changed.
     """
     if condition is Condition.REOPENING:
-        return "opening it ended the process twice"
+        return "opening it ended the process twice", None
     data = generation / DATA
     if not data.exists():
-        return f"has no {DATA}"
+        return f"has no {DATA}", None
     needed = _length(data)
     whole = needed is not None and data.stat().st_size >= needed
     if condition is Condition.CLEAN and whole:
-        return None
+        return None, None
     try:
         problems = lmdb.verify.verify(str(generation))  # type: ignore[no-untyped-call] # lmdb types only its core
     except (lmdb.verify.VerifyError, struct.error, IndexError) as error:
-        return str(error)
+        return str(error), None
     if problems or needed is None:
-        return "; ".join(problems[:3]) or "its meta pages cannot be read"
-    if not whole:
-        os.truncate(data, needed)
-    return None
+        return "; ".join(problems[:3]) or "its meta pages cannot be read", None
+    return None, None if whole else needed
 
 
 def _length(data: Path) -> int | None:

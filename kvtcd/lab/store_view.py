@@ -1,0 +1,121 @@
+"""`kvtcd inspect` of a state directory: what lies on disk, in which state, and whether it is what was stored.
+
+Nothing is changed, and no daemon may run on it meanwhile. Names of records are hashes that tell of neither
+tokens nor engine keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from kvtcd.core.errors import ConfigError
+from kvtcd.lab.store_contents import Store, date, look
+from kvtcd.tiers.state import MASTER_KEY_BYTES
+from kvtcd.tiers.state import at_rest as state_at_rest
+
+
+def command(path: Path, *, shown: int, verify: bool, json: Path | None) -> bool:
+    """Show a state directory, or the environment of one tenant in it; tell whether all is well.
+
+    Args:
+        path: the directory.
+        shown: records to list of each tenant.
+        verify: read every blob too, and compare it with its MAC and checksums.
+        json: where to write the figures.
+
+    Raises:
+        AlreadyRunning: a daemon uses it.
+        ConfigError: it is no such directory.
+        StoreFailed: it cannot be read.
+    """
+    console = Console()
+    state, environments = _located(path)
+    with ExitStack() as stack:
+        stack.enter_context(state_at_rest(state))
+        progress = stack.enter_context(Progress(console=console, transient=True))
+        stores = [look(each, _master(state), shown, progress, verify=verify) for each in environments]
+    for store in stores:
+        _show(console, store, verify=verify)
+    if not stores:
+        console.print(f"{path}: nothing was stored yet")
+    if json:
+        from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch
+
+        write_json(json, "inspect", {"path": str(path), "tenants": [_figures(store) for store in stores]})
+    return not any(store.fault or store.damaged for store in stores)
+
+
+def _located(path: Path) -> tuple[Path, list[Path]]:
+    """Return the state directory, and the environments in it that are meant."""
+    if (path / "tenants").is_dir():
+        return path, sorted(each for each in (path / "tenants").iterdir() if each.is_dir())
+    if path.absolute().parent.name == "tenants":
+        return path.absolute().parent.parent, [path]
+    raise ConfigError(path, "", "is no state directory (it has no folder `tenants`), nor a tenant's in one")
+
+
+def _master(state: Path) -> bytes | None:
+    with suppress(OSError):
+        key = (state / "master.key").read_bytes()
+        return key if len(key) == MASTER_KEY_BYTES else None
+    return None
+
+
+def _figures(store: Store) -> dict[str, object]:
+    held = {
+        name: asdict(replace(each, codecs=dict(each.codecs), damaged=dict(each.damaged)))
+        for name, each in store.namespaces.items()
+    }
+    return asdict(replace(store, namespaces={})) | {"namespaces": held}
+
+
+def _show(console: Console, store: Store, *, verify: bool) -> None:
+    table = Table(title=f"tenant {store.tenant}", caption=_caption(store, verify=verify))
+    for heading in ("namespace", "blocks", "tokens", "raw MB", "packed MB", "ratio", "stored", "damaged"):
+        table.add_column(heading, justify="left" if heading in {"namespace", "damaged"} else "right")
+    for name, held in store.namespaces.items():
+        by_codec = ", ".join(f"{count:,} {codec}" for codec, count in _often(held.codecs))
+        faults = ", ".join(f"{count:,} {kind}" for kind, count in _often(held.damaged))
+        stored = f"{date(held.oldest)}\n{date(held.newest)}" if held.blocks else ""
+        table.add_row(
+            "\n".join(filter(None, (name, held.model, by_codec))), f"{held.blocks:,}", f"{held.tokens:,}",
+            f"{held.raw_bytes / 1e6:,.1f}", f"{held.blob_bytes / 1e6:,.1f}",
+            f"{held.raw_bytes / held.blob_bytes:.1f}" if held.blob_bytes else "", stored, faults,
+        )  # fmt: skip
+    console.print(table)
+    if store.records:
+        listing = Table()
+        for heading in store.records[0]:
+            listing.add_column(heading)
+        for row in store.records:
+            listing.add_row(*("" if value is None else str(value) for value in row.values()))
+        console.print(listing)
+
+
+def _caption(store: Store, *, verify: bool) -> str:
+    return "; ".join(islice(_remarks(store, verify=verify), 10))
+
+
+def _remarks(store: Store, *, verify: bool) -> Iterator[str]:
+    yield f"left {store.condition}" + (f", and damaged: {store.fault}" if store.fault else "")
+    yield f"file of {store.file_bytes / 1e6:,.1f} MB"
+    if expired := sum(held.expired for held in store.namespaces.values()):
+        yield f"{expired:,} blocks have expired"
+    if store.unreadable:
+        yield f"{store.unreadable:,} headers of records cannot be read"
+    if store.set_aside:
+        yield f"set aside as damaged: {', '.join(store.set_aside)}"
+    compared = "envelopes and blobs" if verify else "envelopes"
+    yield f"MACs of {compared} compared" if store.authentic else "no master key here: no MAC was compared"
+
+
+def _often(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])

@@ -1,0 +1,154 @@
+"""What `kvtcd inspect` says of a state directory that is written here, record by record."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.toy import IDENTITY
+
+from kvtcd.core.errors import AlreadyRunning, ConfigError
+from kvtcd.core.keys import EngineKey, TenantKeys
+from kvtcd.core.record import Envelope, blob_mac, seal
+from kvtcd.engine.namespaces import TENANT_NAME, persisted
+from kvtcd.lab.store_view import command
+from kvtcd.tiers.disk import Environment, Put
+from kvtcd.tiers.state import StateDirectory
+
+BLOB = (Path(__file__).parents[1] / "codec/golden/kvtc-1-kv-bfloat16.blob").read_bytes()
+COUNT = 5
+
+
+def put(keys: TenantKeys, number: int, *, blob: bytes = BLOB, expires: int | None = None) -> Put:
+    engine_key = EngineKey(number.to_bytes(32, "big"))
+    key = keys.record_key(IDENTITY.digest, b"", engine_key)
+    envelope = Envelope(
+        key=key, tenant_tag=keys.tag, key_id=keys.key_id, namespace=IDENTITY.digest, generation=1,
+        engine_key=engine_key, salt=b"", parent=None, first_token=128 * number, tokens=128,
+        raw_bytes=1_000_000, blob_bytes=len(blob), created=1_764_000_000_000 + number, expires=expires,
+        blob_mac=blob_mac(keys, blob),
+    )  # fmt: skip
+    return Put(key, seal(keys, envelope), blob)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state directory with five blocks of one namespace, one of which has expired."""
+    held = StateDirectory(tmp_path / "state")
+    keys = TenantKeys.derive(held.master_key(), "uid:1")
+    environment = Environment(held.tenant(keys.tag.hex()), quota=1 << 24)
+    environment.put_namespace(TENANT_NAME, b"uid:1")
+    environment.put_namespace("docs", persisted(IDENTITY, 1))
+    environment.write([put(keys, n, expires=1 if n == 0 else None) for n in range(COUNT)], [])
+    environment.close()
+    held.close()
+    return tmp_path / "state"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def inspected(path: Path, *, shown: int = 0, verify: bool = False) -> tuple[bool, dict]:
+    out = path.with_name("out.json")
+    well = command(path, shown=shown, verify=verify, json=out)
+    (tenant,) = json.loads(out.read_text())["tenants"]
+    return well, tenant
+
+
+def test_a_sound_store_is_counted_and_not_changed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(state)
+    well, tenant = inspected(state, shown=2, verify=True)
+
+    assert well
+    assert files(state) == before
+    assert (tenant["tenant"], tenant["condition"], tenant["authentic"]) == ("uid:1", "clean", True)
+    held = tenant["namespaces"]["docs"]
+    assert (held["model"], held["blocks"], held["tokens"]) == (IDENTITY.model, COUNT, COUNT * 128)
+    assert (held["raw_bytes"], held["blob_bytes"]) == (COUNT * 1_000_000, COUNT * len(BLOB))
+    assert (held["expired"], held["codecs"], held["damaged"]) == (1, {"kvtc": COUNT}, {})
+    assert len(tenant["records"]) == 2
+    shown = capsys.readouterr().out
+    assert "MACs of envelopes and blobs compared" in " ".join(shown.split())
+
+
+def test_a_changed_byte_of_a_blob_is_found_when_blobs_are_read(state: Path) -> None:
+    (data,) = state.rglob("data.mdb")
+    content = bytearray(data.read_bytes())
+    at = content.rindex(BLOB[-64:])
+    content[at] ^= 1
+    data.write_bytes(content)
+
+    assert inspected(state)[0], "envelopes alone are sound"
+    well, tenant = inspected(state, verify=True)
+    assert not well
+    assert tenant["namespaces"]["docs"]["damaged"] == {"BadChecksum": 1}
+    assert tenant["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT - 1}
+
+
+def test_without_its_key_a_store_is_read_as_far_as_its_form_goes(state: Path) -> None:
+    (state / "master.key").unlink()
+    well, tenant = inspected(state, verify=True)
+
+    assert well
+    assert not tenant["authentic"]
+    assert tenant["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT}
+
+
+def test_under_another_key_no_record_is_authentic(state: Path) -> None:
+    key = state / "master.key"
+    key.chmod(0o600)
+    key.write_bytes(bytes(32))
+
+    assert not inspected(state)[1]["authentic"]
+
+
+def test_a_file_that_was_cut_short_is_said_to_be_and_left_alone(state: Path) -> None:
+    (data,) = state.rglob("data.mdb")
+    with data.open("r+b") as file:
+        file.truncate(8192)
+    before = files(state)
+    well, tenant = inspected(state)
+
+    assert not well
+    assert tenant["fault"]
+    assert tenant["namespaces"] == {}
+    assert files(state) == before
+
+
+def test_one_tenant_can_be_named(state: Path) -> None:
+    (tenant,) = (state / "tenants").iterdir()
+
+    assert inspected(tenant)[1]["tenant"] == "uid:1"
+
+
+def test_a_store_in_use_is_left_alone(state: Path) -> None:
+    held = StateDirectory(state)
+    with pytest.raises(AlreadyRunning):
+        command(state, shown=0, verify=False, json=None)
+    held.close()
+    assert command(state, shown=0, verify=False, json=None)
+
+
+def test_an_empty_store_and_a_folder_of_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StateDirectory(tmp_path / "new").close()
+
+    assert command(tmp_path / "new", shown=0, verify=False, json=None)
+    assert "nothing was stored yet" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match="is no state directory"):
+        command(tmp_path, shown=0, verify=False, json=None)
+    (tmp_path / "new" / "lock").unlink()
+    with pytest.raises(ConfigError, match="`lock` cannot be read"):
+        command(tmp_path / "new", shown=0, verify=False, json=None)
+
+
+def test_what_was_set_aside_is_named(state: Path) -> None:
+    (tenant,) = (state / "tenants").iterdir()
+    (generation,) = tenant.iterdir()
+    shutil.copytree(generation, tenant / "00000000.bad-1764000000")
+
+    assert inspected(state)[1]["set_aside"] == ["00000000.bad-1764000000"]
