@@ -110,7 +110,8 @@ class Mover:
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
         self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
-        told = isinstance(error, StoreFailed | DeviceLost)  # by the writer, and by who ends the process
+        by_the_writer = isinstance(error, StoreFailed) and move.target is Place.DISK
+        told = by_the_writer or isinstance(error, DeviceLost)  # by who ends the process
         log = _log.debug if told else _log.warning
         log(
             "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",

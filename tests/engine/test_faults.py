@@ -1,0 +1,179 @@
+"""The engine over a disk whose n-th call fails or that stands still, and under a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+
+import pytest
+from support.invariants import check
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
+
+from kvtcd.core.errors import KvtcdError, NotFound, StoreFailed, StoreFull
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
+from kvtcd.core.policy import DiskTier, Policy
+
+pytestmark = pytest.mark.asyncio
+TENANT = "uid:1"
+NUMBERS = range(3)
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(number.to_bytes(32, "big"))
+
+
+async def store(service, ns, number: int, *, durable: bool) -> str:
+    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
+        slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS, first_token=0), BLOCK_BYTES)
+        if slot is not None:
+            slot.write(memoryview(block(number)))
+        (result,) = await batch.commit()
+    return result.reason or result.outcome
+
+
+async def fetch(service, ns, number: int) -> bytes:
+    async with service.blocks.read(ns, key(number), b"", soon()) as lease:
+        return b"".join(bytes(piece) for piece in lease.pieces())
+
+
+def disk_of(toy):
+    return toy.service._registry.tenants[TENANT].writer.environment
+
+
+# One failing call -------------------------------------------------------------------------------------------
+
+
+async def with_one_failure(path, at: int, error: type[StoreFailed]) -> bool:
+    """Store, move down, read and delete, while one call to the disk fails; tell whether it came to that."""
+    calls, failed, durable = itertools.count(), [], set()
+
+    def failing(op: str, call):
+        def wrapped(*arguments):
+            if next(calls) == at:
+                failed.append(op)
+                raise error(op, "EIO" if error is StoreFailed else "ENOSPC")
+            return call(*arguments)
+
+        return wrapped
+
+    async with toy_service(path, policy=Policy("toy", disk=DiskTier("evict"))) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        disk = disk_of(toy)
+        for op in ("write", "read"):
+            setattr(disk, op, failing(op, getattr(disk, op)))
+        for number in NUMBERS:
+            if await store(service, ns, number, durable=True) == "stored":
+                durable.add(number)
+        for number in NUMBERS:
+            await service.blocks.demote(ns, [key(number)], b"", soon())
+        for number in NUMBERS:
+            try:
+                assert await fetch(service, ns, number) == block(number)
+            except KvtcdError:
+                assert failed, "only the fault denies a block"
+        await service.blocks.delete(ns, [key(0)], b"")
+        with pytest.raises(NotFound):
+            await fetch(service, ns, 0)
+        for number in NUMBERS[1:]:
+            assert await store(service, ns, number, durable=True) in {"stored", "duplicate"}
+            assert await fetch(service, ns, number) == block(number), "one failure costs one step"
+        await service._driver.idle()
+        check(toy.catalog)
+        assert service._driver.waiting == 0
+    async with toy_service(path) as toy:
+        ns = toy.service.namespace(TENANT, "n")
+        for number in NUMBERS[1:]:
+            assert await fetch(toy.service, ns, number) == block(number), "what was durable is there"
+        with pytest.raises(NotFound):
+            await fetch(toy.service, ns, 0)
+    return bool(failed)
+
+
+@pytest.mark.parametrize("error", [StoreFailed, StoreFull], ids=["EIO", "ENOSPC"])
+async def test_whichever_call_to_the_disk_fails_no_byte_is_wrong_and_nobody_waits(
+    tmp_path, caplog, error
+) -> None:
+    points = 0
+    while await with_one_failure(tmp_path / str(points), points, error):
+        points += 1
+    assert points == 7, "three writes, three reads, the delete"
+    code = "EIO" if error is StoreFailed else "ENOSPC"
+    told = [line for line in caplog.messages if code in line]
+    assert len(told) == points, "each failure is in the log, once"
+    assert (
+        sum("of namespace n, tenant uid:1: the move from disk to host failed" in line for line in told) == 3
+    )
+
+
+# A slow disk ------------------------------------------------------------------------------------------------
+
+
+async def test_while_the_disk_stands_still_memory_is_served_and_new_blocks_are_taken(tmp_path) -> None:
+    async with toy_service(tmp_path, policy=Policy("toy", disk=DiskTier("evict"))) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        await store(service, ns, 0, durable=True)
+        await service.blocks.demote(ns, [key(0)], b"", soon())
+        disk, turning, entered = disk_of(toy), threading.Event(), threading.Semaphore(0)
+        write, read = disk.write, disk.read
+
+        def slowly(call):
+            def wrapped(*arguments):
+                entered.release()
+                turning.wait(60)
+                return call(*arguments)
+
+            return wrapped
+
+        disk.write, disk.read = slowly(write), slowly(read)
+        try:
+            durable = asyncio.create_task(store(service, ns, 1, durable=True))
+            cold = asyncio.create_task(fetch(service, ns, 0))
+            for _ in range(2):
+                assert await asyncio.to_thread(entered.acquire, timeout=60), "both are at the disk"
+            stored = [await store(service, ns, number, durable=False) for number in range(2, 12)]
+            read_back = [await fetch(service, ns, number) for number in range(1, 12)]
+            found = service.prefixes.match(ns, [key(number) for number in range(12)], b"").blocks
+            still = (durable.done(), cold.done())
+        finally:
+            turning.set()
+        assert await durable == "stored"
+        assert await cold == block(0)
+        check(toy.catalog)
+
+    assert still == (False, False)
+    assert stored == ["stored"] * 10
+    assert read_back == [block(number) for number in range(1, 12)]
+    assert [one.tier for one in found] == [Tier.DISK, *[Tier.HOST] * 11]
+
+
+# A clock that jumps -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [-10 * 365 * 86400, -86400, -1, 1, 3600])
+async def test_a_wall_clock_that_jumps_costs_no_block_and_gives_none_more_time(
+    tmp_path, monkeypatch, seconds
+) -> None:
+    ttl, clock = 7200, time.time_ns
+    async with toy_service(tmp_path, policy=Policy("brief", disk=DiskTier(ttl=ttl))) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        assert await store(service, ns, 1, durable=True) == "stored"
+        monkeypatch.setattr(time, "time_ns", lambda: clock() + seconds * 10**9)
+        assert await store(service, ns, 2, durable=True) == "stored"
+        assert [await fetch(service, ns, number) for number in (1, 2)] == [block(1), block(2)]
+    async with toy_service(tmp_path) as toy:
+        service, ns = toy.service, toy.service.namespace(TENANT, "n")
+        now = toy.catalog.current().now
+        left = [entry.expires - now for entry in toy.catalog.residents.entries.values()]
+        assert [await fetch(service, ns, number) for number in (1, 2)] == [block(1), block(2)]
+        await service.purge(TENANT, "n")
+        ns = await service.register(TENANT, "n", IDENTITY)
+        with pytest.raises(NotFound):
+            await fetch(service, ns, 1)
+        check(toy.catalog)
+
+    assert len(left) == 2
+    assert all(0 < one <= ttl for one in left)
