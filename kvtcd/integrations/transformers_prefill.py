@@ -38,7 +38,7 @@ class PrefillReport:
 
 
 def prefill(
-    prefixes: PrefixCache,
+    prefixes: PrefixCache | None,
     model: PreTrainedModel,
     token_ids: Sequence[int],
     *,
@@ -53,7 +53,7 @@ def prefill(
     reads the same text meanwhile, or after a crash, finds them. A daemon that fails costs nothing but time.
 
     Args:
-        prefixes: of this model.
+        prefixes: of this model; None: nothing is fetched and nothing stored.
         model: what reads.
         token_ids: one sequence.
         step: tokens of a pass.
@@ -70,16 +70,17 @@ def prefill(
     cache, known, last = DynamicCache(), 0, len(token_ids) - 1
     results: list[BlockResult] = []
     failure: KvtcdError | None = None
-    try:
-        found = prefixes.load(token_ids, device=model.device, salt=salt, deadline=deadline)
-        cache, known = found.cache, found.tokens
-    except DAEMON_FAILED as error:
-        failure = error
+    if prefixes:
+        try:
+            found = prefixes.load(token_ids, device=model.device, salt=salt, deadline=deadline)
+            cache, known = found.cache, found.tokens
+        except DAEMON_FAILED as error:
+            failure = error
     for start in range(known, last, step):
         stop = min(start + step, last)
         with torch.no_grad():
             model(torch.tensor([token_ids[start:stop]], device=model.device), cache=cache, logits_to_keep=1)
-        if failure is None:
+        if prefixes and failure is None:
             try:
                 results += prefixes.save(
                     cache, token_ids, partial=stop == last, durable=durable, salt=salt, deadline=deadline

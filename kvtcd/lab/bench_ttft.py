@@ -8,6 +8,7 @@ reading the prompt anew, so that what else the machine does falls on all alike. 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -50,6 +51,8 @@ class Row:
         step_s: of one step behind a cache that is there: the floor of all sources.
         ttft_s: until the first token: fetch, decode and one step, or prefill.
         speedup: prefill over fetch and decode; 1 for recompute.
+        cpu_s: processor time of fetch and decode, of model and daemon together; of recompute, of prefill.
+        cpu_speedup: that of prefill over that of fetch and decode: on a busy machine it says more.
     """
 
     model: str
@@ -60,24 +63,37 @@ class Row:
     step_s: float
     ttft_s: float
     speedup: float
+    cpu_s: float
+    cpu_speedup: float
 
 
 @dataclass(slots=True)
 class Times:
-    """What was measured of one prompt, a number for each round."""
+    """What was measured of one prompt, a number for each round; seconds, and those of processors."""
 
     prefill: list[float]
+    prefill_cpu: list[float]
     step: list[float]
     fetch: dict[Stored, list[float]]
+    fetch_cpu: dict[Stored, list[float]]
     first: dict[Stored, list[float]]
+
+    @classmethod
+    def none(cls) -> Times:
+        """Return what is known before the first round."""
+        fetch, fetch_cpu, first = ({source: list[float]() for source in STORED} for _ in range(3))
+        return cls([], [], [], fetch, fetch_cpu, first)
 
     def rows(self, model: str, tokens: int) -> Iterator[Row]:
         """Yield the figures of every source."""
-        prefill_s, step_s = median(self.prefill), median(self.step)
-        yield Row(model, tokens, "recompute", None, prefill_s, step_s, prefill_s, 1.0)
+        prefill_s, cpu_s, step_s = median(self.prefill), median(self.prefill_cpu), median(self.step)
+        yield Row(model, tokens, "recompute", None, prefill_s, step_s, prefill_s, 1.0, cpu_s, 1.0)
         for source in STORED:
-            fetch_s, first_s = median(self.fetch[source]), median(self.first[source])
-            yield Row(model, tokens, source, fetch_s, prefill_s, step_s, first_s, prefill_s / fetch_s)
+            fetch_s, fetch_cpu_s = median(self.fetch[source]), median(self.fetch_cpu[source])
+            first_s, faster, cheaper = median(self.first[source]), prefill_s / fetch_s, cpu_s / fetch_cpu_s
+            yield Row(
+                model, tokens, source, fetch_s, prefill_s, step_s, first_s, faster, fetch_cpu_s, cheaper
+            )
 
 
 def command(
@@ -146,7 +162,7 @@ def measure(
 ) -> list[Row]:
     """Measure one model with prompts of several lengths; see `command`."""
     name = loaded.folder.name
-    times = [Times([], [], {s: [] for s in STORED}, {s: [] for s in STORED}) for _ in prompts]
+    times = [Times.none() for _ in prompts]
     with (
         tempfile.TemporaryDirectory(prefix="kvtcd-") as folder,
         shelves(Path(folder), models.identity(loaded), sum(map(len, prompts)), profiles, choice) as places,
@@ -165,11 +181,15 @@ def measure(
         task = progress.add_task(f"{name}: first tokens", total=rounds * len(prompts))
         for _ in range(rounds):
             for prompt, cache, seen in zip(prompts, caches, times, strict=True):
+                before = time.process_time()
                 seen.prefill.append(timed(partial(prefill, loaded, prompt))[1])
+                seen.prefill_cpu.append(time.process_time() - before)
                 seen.step.append(_step(loaded, cache, prompt))
                 for source, shelf in places.items():
                     shelf.settle(prompt)
+                    before = time.process_time() + shelf.cpu_s()
                     known, fetch_s = timed(partial(shelf.load, prompt))
+                    seen.fetch_cpu[source].append(time.process_time() + shelf.cpu_s() - before)
                     seen.fetch[source].append(fetch_s)
                     seen.first[source].append(fetch_s + _step(loaded, known, prompt))
                 progress.advance(task)
@@ -203,22 +223,15 @@ def _step(loaded: LoadedModel, cache: DynamicCache, prompt: Sequence[int]) -> fl
 def table(rows: Sequence[Row]) -> Table:
     """Return the figures as a table."""
     shown = Table(title="Time to first token, seconds")
-    for column in (
-        "model",
-        "tokens",
-        "source",
-        "fetch+decode",
-        "prefill",
-        "first token",
-        "one step",
-        "times faster",
-    ):
-        shown.add_column(column, justify="left" if column in {"model", "source"} else "right")
+    left = ("model", "source")
+    for column in (*left, "tokens", "fetch", "prefill", "first", "step", "faster", "CPU", "cheaper"):
+        shown.add_column(column, justify="left" if column in left else "right", no_wrap=True)
     for row in rows:
-        fetch = "" if row.fetch_decode_s is None else f"{row.fetch_decode_s:.3f}"
+        fetched = row.fetch_decode_s is not None
         shown.add_row(
-            row.model, f"{row.tokens:,}", row.source, fetch, f"{row.prefill_s:.3f}", f"{row.ttft_s:.3f}",
-            f"{row.step_s:.3f}", "" if row.fetch_decode_s is None else f"{row.speedup:.1f}",
-            end_section=row.source == "disk",
+            row.model.rpartition("-")[0] or row.model, row.source, f"{row.tokens:,}",
+            f"{row.fetch_decode_s:.2f}" if fetched else "", f"{row.prefill_s:.2f}", f"{row.ttft_s:.2f}",
+            f"{row.step_s:.2f}", f"{row.speedup:.1f}" if fetched else "", f"{row.cpu_s:.2f}",
+            f"{row.cpu_speedup:.1f}" if fetched else "", end_section=row.source == STORED[-1],
         )  # fmt: skip
     return shown

@@ -15,6 +15,7 @@ from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
 from kvtcd.integrations.transformers_cache import PrefixCache
+from kvtcd.lab.bench_index import cpu_s
 from kvtcd.lab.codec_spec import policy_text
 from kvtcd.lab.daemon import Daemon
 
@@ -33,13 +34,14 @@ class Shelf:
     """A daemon that keeps caches in one place and form.
 
     Args:
-        client: of the daemon.
+        daemon: runs.
+        client: of that daemon.
         identity: of the caches.
         source: the place.
     """
 
-    def __init__(self, client: Client, identity: Identity, source: Stored) -> None:
-        self._client, self._source = client, source
+    def __init__(self, daemon: Daemon, client: Client, identity: Identity, source: Stored) -> None:
+        self._daemon, self._client, self._source = daemon, client, source
         self._prefixes = PrefixCache(client, identity)
         why = client.namespace(self._prefixes.namespace).codec_reason
         if why and source != "host-raw":
@@ -71,6 +73,10 @@ class Shelf:
         known = self._prefixes.load(prompt, salt=_salt(prompt), deadline=_SETTLE_SECONDS)
         assert known.tokens == len(prompt) - 1, "all of it was stored"
         return known.cache
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the daemon has taken, in seconds."""
+        return cpu_s(self._daemon.pid)
 
     def _unsettled(self, prompt: Sequence[int]) -> bool:
         namespace = self._prefixes.namespace
@@ -115,7 +121,7 @@ def shelves(
                 profiles=profiles, policy=policy,
             )  # fmt: skip
             stack.enter_context(daemon)
-            found[source] = Shelf(stack.enter_context(daemon.client()), identity, source)
+            found[source] = Shelf(daemon, stack.enter_context(daemon.client()), identity, source)
         yield found
 
 
