@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -151,18 +152,22 @@ def test_the_table_of_readers_has_its_blocks_before_it_is_mapped(tmp_path):
     environment.close()
 
 
-@pytest.mark.parametrize(
+CALLS = pytest.mark.parametrize(
     ("kind", "code"),
     # Room for the meta pages is taken when the file is made.
     [(WRITE, errno.EIO), (WRITE, errno.ENOSPC), (SYNC, errno.EIO), (SYNC, errno.ENOSPC), (META, errno.EIO)],
 )
-def test_one_failing_call_refuses_one_step_and_loses_none(failing, tmp_path, kind, code):
+
+
+def each_fails(failing, tmp_path, kind, code, step):
+    """Let the n-th call of a kind fail, for every `step`-th n until there are no more; return how many."""
     calls = 0
-    for after in range(0, 1000, 7 if kind == WRITE else 2):
+    for after in range(0, 1000, step):
         path = tmp_path / str(after)
         result = failing.call(
             "fail_call", path=str(path), seed=1, kind=kind, after=after, code=code
         ).checked()
+        shutil.rmtree(path)
         if not result["reached"]:
             break
         calls += 1
@@ -170,7 +175,18 @@ def test_one_failing_call_refuses_one_step_and_loses_none(failing, tmp_path, kin
         expected = "StoreFull" if code == errno.ENOSPC else "StoreFailed"
         assert result["refused"][0][1] == expected, (after, result)
         assert result["right"], (after, result)
-    assert calls > 4
+    return calls
+
+
+@CALLS
+def test_one_failing_call_refuses_one_step_and_loses_none(failing, tmp_path, kind, code):
+    assert each_fails(failing, tmp_path, kind, code, 7 if kind == WRITE else 2) > 4
+
+
+@pytest.mark.slow
+@CALLS
+def test_whichever_call_fails_one_step_is_refused_and_none_lost(failing, tmp_path, kind, code):
+    assert each_fails(failing, tmp_path, kind, code, 1) > {WRITE: 40, SYNC: 10, META: 10}[kind]
 
 
 def test_a_second_failure_within_ten_minutes_puts_the_environment_out_of_use(failing, tmp_path):

@@ -71,10 +71,12 @@ def fail_call(path: str, seed: int, kind: str, after: int, code: int) -> dict[st
         store.close()
     except StoreFailed as error:
         refused.append([-1, type(error).__name__])
+    reached = shim.shim_left() < 0
+    shim.shim_fail(kind.encode(), -1, 0)
     store = Environment(Path(path), quota=workload.QUOTA)
     right = right and not store.quarantined and workload.observed(store) == state
     store.close()
-    return {"reached": shim.shim_left() < 0, "refused": refused, "right": right}
+    return {"reached": reached, "refused": refused, "right": right}
 
 
 def break_twice(path: str, window: float) -> list[str]:
