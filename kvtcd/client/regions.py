@@ -85,6 +85,11 @@ class Region:
         """Why that is not ``region``, if so."""
         return self._why
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is of no use any more; so too where the daemon holds on to what it was lent."""
+        return self._fd < 0
+
     def share(self) -> str | None:
         """Return under which id the daemon knows it, None if it cannot; tries to share it if it is not."""
         with self._lock:

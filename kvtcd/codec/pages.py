@@ -6,6 +6,9 @@ readable.
 
 ``vllm-cpu-vec:N`` is vLLM on a CPU without matrix tiles: layers, blocks of N tokens, heads, then the keys of
 the block as ``[D, N]`` and its values as ``[N, D]``. (Compared with caches of transformers, value by value.)
+
+``vllm-flash:N`` is vLLM with FlashAttention or Triton kernels: layers, blocks of N tokens, heads, tokens, and
+of each token its keys ``[D]`` and its values ``[D]``. (After vLLM's source; not run on a GPU yet.)
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from kvtcd.core.errors import BlockMismatch
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Layout
 
-_VEC = re.compile(r"vllm-cpu-vec:([1-9][0-9]{0,3})")
+_NAMED = re.compile(r"(vllm-cpu-vec|vllm-flash):([1-9][0-9]{0,3})")
+_FLASH = "vllm-flash"
 _ELEMENT = {2: torch.int16, 4: torch.int32}
 
 
@@ -33,12 +37,19 @@ _ELEMENT = {2: torch.int16, 4: torch.int32}
 class PageMap:
     """Pages of `tokens` tokens each, of a layout with keys and values.
 
+    Attributes:
+        layout: of the block.
+        tokens: of a page.
+        by_token: whether the values of a token are next to its keys; else all keys of a page come before all
+            values, and are transposed.
+
     Raises:
         BlockMismatch: a block is not whole pages, or has another length than its layout.
     """
 
     layout: Layout
     tokens: int
+    by_token: bool = False
 
     def to_canonical(self, pages: Tensor, tokens: int) -> Tensor:
         """Return a block in the order of `core.layout`, flat uint8 like `pages`."""
@@ -64,10 +75,14 @@ class PageMap:
         heads = keys.heads
         n, dk, dv = self.tokens, keys.head_dim, values.head_dim
         page = pages.view(element).view(layers, blocks, heads, n * (dk + dv))
-        there = (
-            page[..., : n * dk].view(layers, blocks, heads, dk, n).permute(0, 1, 4, 2, 3),
-            page[..., n * dk :].view(layers, blocks, heads, n, dv).permute(0, 1, 3, 2, 4),
-        )
+        if self.by_token:
+            by_token = page.view(layers, blocks, heads, n, dk + dv).transpose(2, 3)
+            there = by_token[..., :dk], by_token[..., dk:]
+        else:
+            there = (
+                page[..., : n * dk].view(layers, blocks, heads, dk, n).permute(0, 1, 4, 2, 3),
+                page[..., n * dk :].view(layers, blocks, heads, n, dv).permute(0, 1, 3, 2, 4),
+            )
         for (stream, offset, nbytes), view in zip(self.layout.spans(tokens), there, strict=True):
             here = canonical[offset : offset + nbytes].view(element)
             yield view, here.view(layers, blocks, n, heads, stream.head_dim)
@@ -76,10 +91,10 @@ class PageMap:
 def page_map(identity: Identity) -> PageMap | None:
     """Return the map of a namespace's page format; None where it has none, or needs none."""
     streams = identity.layout.streams
-    named = _VEC.fullmatch(identity.page_format)
+    named = _NAMED.fullmatch(identity.page_format)
     if named is None or [s.name for s in streams] != ["k", "v"] or streams[0].heads != streams[1].heads:
         return None
-    return PageMap(identity.layout, int(named[1]))
+    return PageMap(identity.layout, int(named[2]), by_token=named[1] == _FLASH)
 
 
 class PagedEncoder(Encoder):

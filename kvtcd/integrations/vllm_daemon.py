@@ -1,17 +1,21 @@
-"""What a tier asks the daemon: which chunks are there, to load them, to store them.
+"""What an engine asks the daemon: which chunks are there, to load them, to store them.
 
-Every call blocks, so only the tier's own threads make them.
+Every call blocks, so only threads of our own make them.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from kvtcd.client import BlockHead, Client
+from kvtcd.client.call import pauses
+from kvtcd.core.errors import Busy, NotFound, StoreFailed
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.place import Tier
 from kvtcd.integrations.link import Link
 from kvtcd.integrations.vllm_jobs import Chunk, Row, group_of, pieces, runs
 
@@ -31,6 +35,7 @@ class Daemon:
         seconds: for each call.
         valid: returns why the identities do not hold any more, or nothing; asked before each call.
         on_lost: called when the daemon is found to be away.
+        lift: seconds that `find` may take to bring what it finds up to memory, so that a load is a copy.
     """
 
     def __init__(
@@ -42,8 +47,10 @@ class Daemon:
         seconds: float,
         valid: Callable[[], str],
         on_lost: Callable[[], None],
+        lift: float = 0.0,
     ) -> None:
         self._identities, self._salt, self._seconds = identities, salt, seconds
+        self._lift = lift
         self.link = Link(client, _LOG, identities.values(), seconds=seconds, valid=valid, on_lost=on_lost)
 
     def find(self, keys: Sequence[EngineKey]) -> dict[EngineKey, bool]:
@@ -106,7 +113,22 @@ class Daemon:
 
     def _match(self, name: str, keys: Sequence[EngineKey]) -> dict[EngineKey, bool]:
         blocks = self.link.client.match(name, keys, salt=self._salt, deadline=self._seconds).blocks
+        if below := [block.key for block in blocks if block.tier is Tier.DISK] if self._lift else []:
+            self._bring_up(name, below)
         return {block.key: block.tier is not None for block in blocks}
+
+    def _bring_up(self, name: str, keys: Sequence[EngineKey]) -> None:
+        """Wait until chunks are in memory, for a while; what takes longer goes on, and loads wait for it."""
+        until, client = time.monotonic() + self._lift, self.link.client
+        try:
+            asked = client.prefetch(name, keys, wait=False, salt=self._salt, deadline=self._seconds)
+            for pause in pauses():
+                if asked.state != "running" or time.monotonic() >= until:
+                    return
+                time.sleep(pause)
+                asked = client.operation(asked.id)
+        except (Busy, NotFound, StoreFailed):
+            return  # they are there all the same
 
     def _name(self, group: int) -> str:
         return self.link.name(self._identities[group])

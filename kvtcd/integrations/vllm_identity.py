@@ -27,7 +27,17 @@ KEY_BYTES = HASH_BYTES + GROUP_BYTES
 VEC = "vllm-cpu-vec"
 """Pages of vLLM's plain CPU kernels: layers, blocks of the chunk, heads, then keys ``[D, N]`` and values
 ``[N, D]`` of the N tokens of a block. The name ends with N."""
-_VEC_PAGES = ("cpu", "vec", "LBHNC")
+FLASH = "vllm-flash"
+"""Pages of vLLM's FlashAttention and Triton kernels: layers, blocks of the chunk, heads, the N tokens of a
+block, and of each its keys, then its values. The name ends with N."""
+ORDER = "LBHNC"
+"""Layers, blocks, heads, tokens, content: the order of known pages."""
+_KNOWN = {
+    ("cpu", "vec", ORDER): VEC,
+    ("cuda", "FLASH_ATTN", ORDER): FLASH,
+    ("cuda", "TRITON_ATTN", ORDER): FLASH,
+}
+"""Page formats by device, kernels and order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,7 @@ class Pages:
         version: of vLLM.
         device: type of its device, e.g. ``cpu`` or ``cuda``.
         kernels: what decides how the inside of a page is ordered, as far as it is known; else empty.
-        order: vLLM's name for the physical order of its cache, e.g. ``LBHNC``.
+        order: of the bytes, in vLLM's words, e.g. ``LBHNC``.
         dtype: of the cache.
         chunk_bytes: bytes of a chunk, over all layers and workers.
         parallel: ``canonical`` for one worker.
@@ -95,7 +105,7 @@ class Model:
 
 
 def pages_of(spec: Any, *, version: str, device: str, kernels: str) -> Pages:  # noqa: ANN401 - a class of vLLM
-    """Read an `OffloadingSpec` of vLLM.
+    """Read an `OffloadingSpec` of vLLM: chunks as its tiers have them.
 
     Raises:
         BadIdentity: it has no cache group or no bytes.
@@ -154,15 +164,15 @@ def _identity(pages: Pages, group: Group, model: Model) -> Identity:
         adapter=model.adapter,
         scales=scales,
         block_tokens=group.tokens,
-        page_format=f"{VEC}:{group.block}" if mapped else _unnamed(pages, group),
+        page_format=f"{_named(pages)}:{group.block}" if mapped else _unnamed(pages, group),
         parallel=pages.parallel,
     )
 
 
 def _mapped(pages: Pages, group: Group, attention: Attention | None) -> Layout | None:
-    """Return the layout of pages whose order is known: those of vLLM's plain CPU kernels."""
+    """Return the layout of pages whose format has a name."""
     plain = pages.dtype in tuple(Dtype) and len(pages.groups) == 1 and pages.parallel == "canonical"
-    if attention is None or not plain or (pages.device, pages.kernels, pages.order) != _VEC_PAGES:
+    if attention is None or not plain or not _named(pages):
         return None
     layout = kv_layout(
         layers=attention.layers,
@@ -173,6 +183,10 @@ def _mapped(pages: Pages, group: Group, attention: Attention | None) -> Layout |
     numbers = [int(found[0]) for name in group.layers if (found := re.findall(r"\d+", name))]
     in_order = numbers == list(range(attention.layers))
     return layout if in_order and layout.nbytes(group.tokens) == pages.chunk_bytes else None
+
+
+def _named(pages: Pages) -> str:
+    return _KNOWN.get((pages.device, pages.kernels, pages.order), "")
 
 
 def _opaque(pages: Pages, group: Group) -> tuple[Layout, str]:

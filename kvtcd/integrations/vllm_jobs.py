@@ -154,6 +154,16 @@ class Jobs:
             ended, self._ended = self._ended, []
             return ended
 
+    def result(self, number: int, seconds: float) -> Ended | None:
+        """Wait for one job and take how it ended; None if it still runs after so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._running, max(0.0, seconds))
+            for ended in self._ended:
+                if ended.job.number == number:
+                    self._ended.remove(ended)
+                    return ended
+            return None
+
     def drain(self) -> None:
         """Return once no job runs."""
         with self._changed:
@@ -170,6 +180,12 @@ class Jobs:
     def running(self) -> int:
         """How many jobs run."""
         return len(self._running)
+
+    @property
+    def loading(self) -> bool:
+        """Whether one of them loads."""
+        with self._changed:
+            return any(job.is_load for job in self._running.values())
 
 
 Row = Callable[[int], memoryview]

@@ -97,6 +97,11 @@ class Lookups:
                 self.counts["hit" if is_there else "miss"] += 1
             entry.found = is_there
 
+    def found(self, key: EngineKey) -> bool:
+        """Tell whether a chunk is known to be there."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.found is True and not entry.lost
+
     def stored(self, keys: Iterable[EngineKey]) -> None:
         """Note that chunks are in the daemon now."""
         for key in keys:

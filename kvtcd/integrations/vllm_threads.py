@@ -1,6 +1,6 @@
-"""The threads that talk to the daemon for a tier: one for lookups, one for loads, one for stores.
+"""The threads that talk to the daemon for an engine: one for lookups, one for loads, one for stores.
 
-The scheduler's thread only puts things on queues and takes them off, so it never waits for the daemon; and a
+The engine's thread only puts things on queues and takes them off, so it never waits for the daemon; and a
 lookup never waits behind gigabytes of stores.
 """
 
@@ -29,50 +29,23 @@ class Learned:
     restarted: bool = False
 
 
-class Threads:
-    """Carries out what a tier is asked. `jobs` has every job that was begun, until it ended.
+class Lookout:
+    """Looks chunks up, and looks for a daemon that is away.
 
     Args:
         connect: makes the daemon, given what to call when it is found to be away.
-        row: bytes of a row of the primary tier.
     """
 
-    def __init__(self, connect: Callable[[Callable[[], None]], Daemon], row: Row) -> None:
+    def __init__(self, connect: Callable[[Callable[[], None]], Daemon]) -> None:
         self._wanted: queue.SimpleQueue[tuple[EngineKey, ...] | None] = queue.SimpleQueue()
         self._learned: queue.SimpleQueue[Learned] = queue.SimpleQueue()
-        self._loads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._stores: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._row = row
-        self._counts: Counter[str] = Counter()
-        self._count_lock = threading.Lock()
-        self._closed = False
-        self.jobs = Jobs()
         self.daemon = connect(lambda: self._wanted.put(()))  # wakes the thread that tries to reach it again
-        self._threads = [
-            threading.Thread(target=target, args=arguments, name=f"kvtcd-vllm-{name}", daemon=True)
-            for name, target, arguments in (
-                ("lookup", self._look, ()),
-                ("load", self._work, (self._loads, self._load)),
-                ("store", self._work, (self._stores, self._store)),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = _started("lookup", self._look)
 
     def ask(self, keys: tuple[EngineKey, ...]) -> None:
         """Ask the daemon for chunks; the answer comes by `learned`."""
         if keys:
             self._wanted.put(keys)
-
-    def begin(self, job: Job) -> None:
-        """Begin a job."""
-        self.jobs.begin(job)
-        if self._closed:
-            self.jobs.abandon()
-        elif job.is_load:
-            self._loads.put(job)
-        else:
-            self._stores.put(job)
 
     def learned(self) -> list[Learned]:
         """Return what was found out since the last call."""
@@ -81,20 +54,10 @@ class Threads:
             news.append(self._learned.get_nowait())
         return news
 
-    def take_counts(self) -> Counter[str]:
-        """Return how many chunks had which fate since the last call."""
-        with self._count_lock:
-            counts, self._counts = self._counts, Counter()
-        return counts
-
     def close(self) -> None:
-        """Let what runs end, fail what waits, and stop the threads."""
-        self._closed = True
-        for lane in (self._wanted, self._loads, self._stores):
-            lane.put(None)
-        for thread in self._threads:
-            thread.join()
-        self.jobs.abandon()
+        """Stop the thread, and let go of the daemon."""
+        self._wanted.put(None)
+        self._thread.join()
         self.daemon.link.close()
 
     def _look(self) -> None:
@@ -115,6 +78,53 @@ class Threads:
             if keys:
                 self._learned.put(Learned({key: found.get(key, False) for key in keys}))
 
+
+class Carriers:
+    """Carry out jobs. `jobs` has every job that was begun, until it ended.
+
+    Args:
+        daemon: where chunks go and come from.
+        row: bytes of a row of the engine's memory.
+    """
+
+    def __init__(self, daemon: Daemon, row: Row) -> None:
+        self._daemon, self._row = daemon, row
+        self._loads: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._stores: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._counts: Counter[str] = Counter()
+        self._count_lock = threading.Lock()
+        self._closed = False
+        self.jobs = Jobs()
+        self._threads = [
+            _started("load", self._work, self._loads, self._load),
+            _started("store", self._work, self._stores, self._store),
+        ]
+
+    def begin(self, job: Job) -> None:
+        """Begin a job."""
+        self.jobs.begin(job)
+        if self._closed:
+            self.jobs.abandon()
+        elif job.is_load:
+            self._loads.put(job)
+        else:
+            self._stores.put(job)
+
+    def take_counts(self) -> Counter[str]:
+        """Return how many chunks had which fate since the last call."""
+        with self._count_lock:
+            counts, self._counts = self._counts, Counter()
+        return counts
+
+    def close(self) -> None:
+        """Let what runs end, fail what waits, and stop the threads."""
+        self._closed = True
+        for lane in (self._loads, self._stores):
+            lane.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.jobs.abandon()
+
     def _work(self, lane: queue.SimpleQueue[Job | None], carry_out: Callable[[Job], Ended]) -> None:
         while (job := lane.get()) is not None:
             started = time.monotonic()
@@ -122,18 +132,18 @@ class Threads:
             try:
                 if not self._closed:
                     ended = carry_out(job)
-            except Exception:  # noqa: BLE001 - as above
+            except Exception:  # noqa: BLE001 - the engine lives on whatever is wrong here; the log has it
                 _LOG.exception("kvtcd: job %d failed", job.number)
             seconds = time.monotonic() - started
             self.jobs.end(Ended(job, ended.moved, ended.complete, seconds))
 
     def _load(self, job: Job) -> Ended:
-        loaded = tuple(self.daemon.load(job.chunks, self._row))
+        loaded = tuple(self._daemon.load(job.chunks, self._row))
         self._count(loaded=len(loaded), lost=len(job.chunks) - len(loaded))
         return Ended(job, loaded, job.whole and len(loaded) == len(job.chunks))
 
     def _store(self, job: Job) -> Ended:
-        outcomes = self.daemon.store(job.chunks, self._row)
+        outcomes = self._daemon.store(job.chunks, self._row)
         self._count(**Counter(outcomes.values()), failed=len(job.chunks) - len(outcomes))
         kept = tuple(key for key, outcome in outcomes.items() if outcome != "dropped")
         return Ended(job, kept, len(outcomes) == len(job.chunks))
@@ -141,3 +151,9 @@ class Threads:
     def _count(self, **chunks: int) -> None:
         with self._count_lock:
             self._counts.update(chunks)
+
+
+def _started(name: str, target: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments, name=f"kvtcd-vllm-{name}", daemon=True)
+    thread.start()
+    return thread

@@ -8,16 +8,11 @@ contract it is, and neither numba nor anything else is loaded that vLLM has not 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 import vllm
-from transformers import AutoConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
-from vllm.platforms import current_platform
-from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 from vllm.v1.kv_offload.base import (
     Locality,
     LookupResult,
@@ -32,13 +27,15 @@ from kvtcd.client import Client
 from kvtcd.core.keys import EngineKey
 from kvtcd.integrations.model_files import FileWatch, Settings
 from kvtcd.integrations.vllm_daemon import Daemon
-from kvtcd.integrations.vllm_identity import Attention, attention_of, identities, pages_of
+from kvtcd.integrations.vllm_finder import Finder
+from kvtcd.integrations.vllm_identity import identities, pages_of
 from kvtcd.integrations.vllm_jobs import Chains, Chunk, Job, is_ours
-from kvtcd.integrations.vllm_lookups import Answer, Lookups
+from kvtcd.integrations.vllm_kernels import attention_in, cpu_kernels, device_type
+from kvtcd.integrations.vllm_lookups import Answer
+from kvtcd.integrations.vllm_metrics import CHUNKS, CHUNKS_ARE, UP, UP_IS, stats_of
 from kvtcd.integrations.vllm_model import model_of
-from kvtcd.integrations.vllm_threads import Threads
+from kvtcd.integrations.vllm_threads import Carriers
 
-CHUNKS, UP = "vllm:kvtcd_chunks", "vllm:kvtcd_up"
 _RESULTS = {Answer.HIT: LookupResult.HIT, Answer.MISS: LookupResult.MISS, Answer.RETRY: LookupResult.RETRY}
 
 
@@ -88,19 +85,18 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
             served, weights=weights, adapters=adapters, variant=variant, full_digest=full_digest
         )
         unchanged = FileWatch("an adapter", settings.adapters)  # from before their digest
-        attention = _attention(settings)
+        attention = attention_in(settings)
+        config = offloading_spec.config
         pages = pages_of(
             offloading_spec,
             version=vllm.__version__,
-            device=current_platform.device_type,
-            kernels=_kernels(offloading_spec, attention),
+            device=device_type(),
+            kernels=cpu_kernels(config.model.dtype, config.groups[0].tokens_per_block, attention),
         )
         self._identities = identities(pages, model_of(settings, attention))
         self._rows = primary_kv_view.cast("B")
         self._row_bytes = pages.chunk_bytes
-        self._lookups = Lookups(retry_seconds)
         self._chains = Chains({number: group.tokens for number, group in pages.groups.items()})
-        self._away = self._foreign = 0
 
         def connect(on_lost: Callable[[], None]) -> Daemon:
             return Daemon(
@@ -112,19 +108,15 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
                 on_lost=on_lost,
             )
 
-        self._threads = Threads(connect, self._row)
+        self._finder = Finder(connect, self._identities, retry_seconds)
+        self._carriers = Carriers(self._finder.daemon, self._row)
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401 - vLLM's
         """Say whether a chunk is there: RETRY until the daemon has answered, for a while."""
-        if not is_ours(key, self._identities):
-            self._foreign += 1
-            return LookupResult.MISS
-        self._chains.seen(req_context.req_id, EngineKey(key), req_context.get_offload_key_position(key))
-        if self._threads.daemon.link.away:
-            self._away += 1
-            return LookupResult.MISS
-        self._learn()
-        return _RESULTS[self._lookups.ask(EngineKey(key), req_context.req_id, time.monotonic())]
+        if is_ours(key, self._identities):
+            end = req_context.get_offload_key_position(key)
+            self._chains.seen(req_context.req_id, EngineKey(key), end)
+        return _RESULTS[self._finder.ask(key, req_context.req_id)]
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ANN401, ARG002 - vLLM's
         """Want every chunk once, as soon as it is computed."""
@@ -132,31 +124,30 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
 
     def on_request_finished(self, req_context: Any) -> None:  # noqa: ANN401 - vLLM's
         """Forget what only this request asked for."""
-        self._lookups.finished(req_context.req_id)
+        self._finder.finished(req_context.req_id)
         self._chains.finished(req_context.req_id)
 
     def on_schedule_end(self, context: Any) -> None:  # noqa: ANN401, ARG002 - vLLM's
         """Send this step's lookups."""
-        self._learn()
-        self._threads.ask(self._lookups.take(time.monotonic()))
+        self._finder.send()
 
     def submit_store(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's
         """Begin to store rows of the primary tier."""
-        self._threads.begin(self._job(job_metadata, is_load=False))
+        self._carriers.begin(self._job(job_metadata, is_load=False))
 
     def submit_load(self, job_metadata: Any) -> None:  # noqa: ANN401 - vLLM's
         """Begin to fill rows of the primary tier."""
-        self._threads.begin(self._job(job_metadata, is_load=True))
+        self._carriers.begin(self._job(job_metadata, is_load=True))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Return a result for each job that ended since the last call."""
         results = []
-        for ended in self._threads.jobs.take():
+        for ended in self._carriers.jobs.take():
             moved = ended.moved
             if ended.job.is_load:
-                self._lookups.lost({chunk.key for chunk in ended.job.chunks} - set(moved))
+                self._finder.lost({chunk.key for chunk in ended.job.chunks} - set(moved))
             else:
-                self._lookups.stored(moved)
+                self._finder.stored(moved)
             results.append(
                 JobResult(
                     job_id=ended.job.number,
@@ -170,43 +161,26 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
 
     def drain_jobs(self) -> None:
         """Return once no transfer touches the primary tier."""
-        self._threads.jobs.drain()
+        self._carriers.jobs.drain()
 
     def shutdown(self) -> None:
         """Let transfers end, stop the threads and let go of the primary tier."""
-        self._threads.close()
+        self._carriers.close()
+        self._finder.close()
         self._rows.release()
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003 - vLLM's
         """Describe what `get_stats` reports."""
         return {
-            CHUNKS: OffloadingCounterMetadata(
-                "Chunks by what became of them: hit, miss, late, away, foreign (lookups); loaded, lost "
-                "(loads); stored, duplicate, dropped, failed (stores).",
-                ("what",),
-            ),
-            UP: OffloadingGaugeMetadata("1 while the kvtcd daemon can be used."),
+            CHUNKS: OffloadingCounterMetadata(CHUNKS_ARE, ("what",)),
+            UP: OffloadingGaugeMetadata(UP_IS),
         }
 
     def get_stats(self) -> OffloadingConnectorStats:
         """Return what was counted since the last call."""
-        counts = self._threads.take_counts() + self._lookups.counts
-        counts.update(away=self._away, foreign=self._foreign)
-        self._lookups.counts.clear()
-        self._away = self._foreign = 0
-        stats = OffloadingConnectorStats()
-        stats.set_gauge(UP, float(self._threads.daemon.link.up))
-        for what, chunks in counts.items():
-            if chunks:
-                stats.increase_counter(CHUNKS, chunks, (what,))
-        return stats
-
-    def _learn(self) -> None:
-        for news in self._threads.learned():
-            if news.restarted:
-                self._lookups.forget()
-            self._lookups.learn(news.found)
+        counts = self._carriers.take_counts() + self._finder.take_counts()
+        return stats_of(counts, up=self._finder.daemon.link.up)
 
     def _job(self, asked: Any, *, is_load: bool) -> Job:  # noqa: ANN401 - vLLM's
         request, position = asked.req_context.req_id, asked.req_context.get_offload_key_position
@@ -221,23 +195,3 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
     def _row(self, number: int) -> memoryview:
         start = number * self.block_size_bytes
         return self._rows[start : start + self._row_bytes]
-
-
-def _attention(settings: Settings) -> Attention | None:
-    """Read the model's configuration as transformers does; None for one that it does not know by itself."""
-    try:
-        return attention_of(AutoConfig.from_pretrained(settings.folder, local_files_only=True))
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _kernels(spec: Any, attention: Attention | None) -> str:  # noqa: ANN401 - vLLM's
-    """Name the CPU kernels that order a page's inside; empty where vLLM does not say."""
-    if current_platform.device_type != "cpu" or attention is None:
-        return ""
-    with suppress(ImportError, AttributeError, KeyError, TypeError, NotImplementedError):
-        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # noqa: PLC0415 - only on a CPU
-
-        dtype = STR_DTYPE_TO_TORCH_DTYPE[spec.config.model.dtype]
-        return str(_get_attn_isa(dtype, spec.config.groups[0].tokens_per_block, attention.head_dim))
-    return ""

@@ -19,13 +19,13 @@ from kvtcd.core.blob import CodecId, parse
 from kvtcd.core.errors import BlockMismatch
 from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.policy import CodecChoice
-from kvtcd.integrations.vllm_identity import VEC
+from kvtcd.integrations.vllm_identity import FLASH, VEC
 
 WORLD = World(kv())
 
 
-def in_pages(layout: Layout, page: int, tokens: int, elements: np.ndarray) -> np.ndarray:
-    """Canonical elements as vLLM's plain CPU kernels lay them out, one at a time."""
+def in_pages(layout: Layout, page: int, tokens: int, elements: np.ndarray, name: str = VEC) -> np.ndarray:
+    """Canonical elements as vLLM's kernels lay them out, one at a time."""
     keys, values = layout.streams
     layers, heads = layout.layers, keys.heads
     split = layers * tokens * heads * keys.head_dim
@@ -36,29 +36,33 @@ def in_pages(layout: Layout, page: int, tokens: int, elements: np.ndarray) -> np
     for layer, block, head in product(range(layers), range(tokens // page), range(heads)):
         start = ((layer * (tokens // page) + block) * heads + head) * size
         for n in range(page):
+            of_token = start + n * (keys.head_dim + values.head_dim)
             for d in range(keys.head_dim):
-                out[start + d * page + n] = k[layer, block * page + n, head, d]
+                at = start + d * page + n if name == VEC else of_token + d
+                out[at] = k[layer, block * page + n, head, d]
             for d in range(values.head_dim):
-                at = start + page * keys.head_dim + n * values.head_dim + d
+                behind = start + page * keys.head_dim + n * values.head_dim + d
+                at = behind if name == VEC else of_token + keys.head_dim + d
                 out[at] = v[layer, block * page + n, head, d]
     return out
 
 
-def identity(layout: Layout, page: int = 4):
-    return dataclasses.replace(WORLD.identity, layout=layout, page_format=f"{VEC}:{page}")
+def identity(layout: Layout, page: int = 4, name: str = VEC):
+    return dataclasses.replace(WORLD.identity, layout=layout, page_format=f"{name}:{page}")
 
 
+@pytest.mark.parametrize("name", [VEC, FLASH])
 @pytest.mark.parametrize("dtype", list(Dtype))
 @pytest.mark.parametrize(("head_dims", "blocks"), [((4, 4), 1), ((6, 6), 3), ((4, 8), 2)])
-def test_every_element_is_where_the_format_says(dtype: Dtype, head_dims, blocks: int) -> None:
+def test_every_element_is_where_the_format_says(name: str, dtype: Dtype, head_dims, blocks: int) -> None:
     page, tokens = 4, 4 * blocks
     layout = Layout(
         (Stream("k", 2, head_dims[0], rope=False), Stream("v", 2, head_dims[1], rope=False)), 3, dtype
     )
     kind = np.int32 if dtype is Dtype.F32 else np.int16
     canonical = np.arange(layout.token_elements * tokens, dtype=kind)
-    pages = in_pages(layout, page, tokens, canonical)
-    found = page_map(identity(layout, page))
+    pages = in_pages(layout, page, tokens, canonical, name)
+    found = page_map(identity(layout, page, name))
     assert found is not None
 
     got = found.to_canonical(torch.from_numpy(pages.view(np.uint8).copy()), tokens)

@@ -55,6 +55,8 @@ class Scripted:
     calls: list[Any] = field(default_factory=list)
     address: str = "socket"
     breaks_at: int = -1
+    on_disk: set[bytes] = field(default_factory=set)
+    waits: int = 2
 
     def _called(self, name: str, what: Any = None) -> None:
         self.calls.append((name, what))
@@ -71,7 +73,17 @@ class Scripted:
 
     def match(self, name, keys, salt, deadline):  # noqa: ARG002 - as the client's
         self._called("match")
-        return Matches(tuple(BlockMatch(k, 2, Tier.HOST if k in self.blocks else None) for k in keys))
+        tiers = {k: Tier.DISK if k in self.on_disk else Tier.HOST for k in self.blocks}
+        return Matches(tuple(BlockMatch(k, 2, tiers.get(k)) for k in keys))
+
+    def prefetch(self, name, keys, *, wait, salt, deadline):  # noqa: ARG002 - as the client's
+        self._called("prefetch", list(keys))
+        return SimpleNamespace(id="1", state="running")
+
+    def operation(self, operation_id):
+        self._called("operation", operation_id)
+        self.waits -= 1
+        return SimpleNamespace(id=operation_id, state="running" if self.waits else "done")
 
     def get_many(self, name, keys, out, salt, deadline):  # noqa: ARG002 - as the client's
         for number, (wanted, into) in enumerate(zip(keys, out, strict=True)):
@@ -107,10 +119,14 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Scene:
+    return new_scene()
+
+
+def new_scene(lift: float = 0.0) -> Scene:
     client, lost, wrong = Scripted(), [], []
     daemon = Daemon(
         client, {0: IDENTITY}, salt=b"", seconds=1.0, valid=lambda: wrong[0] if wrong else "",
-        on_lost=lambda: lost.append(time.monotonic()),
+        on_lost=lambda: lost.append(time.monotonic()), lift=lift,
     )  # fmt: skip
     assert not daemon.link.up
     assert not daemon.link.away  # nobody knows yet
@@ -226,3 +242,30 @@ def test_only_what_is_missing_is_sent_and_nothing_is_taken_for_descent(scene: Sc
     assert [head.parent for head in puts[0]] == [key(1), key(2)]
     assert [head.first_token for head in puts[0]] == [4, 6]
     assert scene.client.blocks[key(8)] == bytes(range(64, 72))
+
+
+def test_what_is_found_on_disk_is_brought_up_first() -> None:
+    scene = new_scene(lift=60.0)
+    scene.client.blocks = {key(n): bytes(BYTES) for n in (1, 2, 3)}
+    scene.client.on_disk = {key(2), key(3)}
+
+    assert scene.daemon.find([key(n) for n in (1, 2, 3, 4)]) == {key(n): n < 4 for n in (1, 2, 3, 4)}
+    assert scene.client.calls[-3:] == [("prefetch", [key(2), key(3)]), ("operation", "1"), ("operation", "1")]
+    scene.client.on_disk.clear()
+    scene.daemon.find([key(1)])
+    assert scene.client.calls[-1] == ("match", None)
+
+
+def test_what_takes_too_long_to_bring_up_is_there_all_the_same() -> None:
+    scene = new_scene(lift=0.05)
+    scene.client.blocks, scene.client.on_disk, scene.client.waits = {key(1): b""}, {key(1)}, -1
+    assert scene.daemon.find([key(1)]) == {key(1): True}
+    scene.client.fail["prefetch"] = Busy("host")
+    assert scene.daemon.find([key(1)]) == {key(1): True}
+    assert scene.daemon.link.up
+
+
+def test_a_tier_that_copies_behind_the_engine_brings_nothing_up(scene: Scene) -> None:
+    scene.client.blocks, scene.client.on_disk = {key(1): b""}, {key(1)}
+    assert scene.daemon.find([key(1)]) == {key(1): True}
+    assert "prefetch" not in [name for name, _ in scene.client.calls]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvtcd.core.identity import Identity
 
-MODULES = ["daemon", "identity", "jobs", "lookups", "model", "threads"]
+MODULES = ["daemon", "finder", "identity", "jobs", "lookups", "model", "planner", "steps", "threads"]
 
 
 @pytest.fixture
@@ -77,10 +77,21 @@ def test_pages_of_the_plain_cpu_kernels_are_named_with_their_layout(folder: Path
     assert found == identity(folder)
 
 
+@pytest.mark.parametrize("kernels", ["FLASH_ATTN", "TRITON_ATTN"])
+def test_pages_of_kernels_that_keep_keys_beside_values_are_named(folder: Path, kernels: str) -> None:
+    found = identity(folder, device="cuda", kernels=kernels)
+
+    assert found.page_format == "vllm-flash:32"
+    assert found.layout == identity(folder).layout
+    assert identity(folder, device="cuda", kernels=kernels, kv_cache_layout="LBNHC").rope is None
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"kernels": "amx"},
+        {"kernels": "FLASH_ATTN"},
+        {"kernels": "FLASHINFER", "device": "cuda"},
         {"kernels": ""},
         {"device": "cuda"},
         {"kv_cache_layout": "BLHNC"},

@@ -114,3 +114,20 @@ def test_what_nobody_will_work_on_has_failed() -> None:
     jobs.abandon()
 
     assert [(e.job.number, e.complete) for e in jobs.take()] == [(0, False), (1, False), (2, False)]
+
+
+def test_one_result_is_waited_for_and_no_longer_than_was_said() -> None:
+    jobs = Jobs()
+    one, two = Job(1, (), is_load=True), Job(2, (), is_load=False)
+    jobs.begin(one)
+    jobs.begin(two)
+    assert jobs.loading
+    assert jobs.result(1, 0.01) is None
+    timer = threading.Timer(0.05, lambda: jobs.end(Ended(one, (), complete=True)))
+    timer.start()
+    assert jobs.result(1, 60.0) == Ended(one, (), complete=True)
+    timer.join()
+    assert not jobs.loading
+    jobs.end(Ended(two, (), complete=True))
+    assert jobs.result(1, 0.0) is None  # it has been taken
+    assert [ended.job.number for ended in jobs.take()] == [2]

@@ -106,6 +106,18 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     assert len(lookups) == 0
 
 
+def test_what_is_known_to_be_there() -> None:
+    lookups = Lookups(1.0)
+    key = EngineKey(b"k" * 36)
+    assert not lookups.found(key)
+    lookups.ask(key, "r", 0.0)
+    assert not lookups.found(key)
+    lookups.learn({key: True})
+    assert lookups.found(key)
+    lookups.lost([key])
+    assert not lookups.found(key)
+
+
 class LookupHistories(RuleBasedStateMachine):
     """Any order of events: nobody waits longer than patience, and nothing is kept for ever."""
 

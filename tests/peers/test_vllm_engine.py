@@ -1,4 +1,4 @@
-"""A real vLLM engine, on a CPU, whose cache outlives it."""
+"""A real vLLM engine, on a CPU, whose cache outlives it, by the tier and by the connector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from vllm_engine import CHUNK, Engine
+from vllm_engine import CHUNK, TRANSFERS, Engine
 
 from kvtcd.client import Notice, What
 from kvtcd.client.weights import weights_digest
@@ -43,6 +43,11 @@ CACHED = 256
 def prompt(seed: int, vocabulary: int = 40_000) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1, vocabulary) for _ in range(PROMPT)]
+
+
+@pytest.fixture(params=list(TRANSFERS))
+def way(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 @pytest.fixture
@@ -74,11 +79,11 @@ def settled(daemon: Daemon) -> None:
             client.flush(namespace.name)
 
 
-def test_a_prefix_outlives_engine_and_daemon(folder: Path, daemon: Daemon, smollm2: Path) -> None:
+def test_a_prefix_outlives_engine_and_daemon(way: str, folder: Path, daemon: Daemon, smollm2: Path) -> None:
     """Stored in one life of both, loaded in the next, and right while the daemon dies and comes back."""
     first, second = prompt(1), prompt(2)
     with daemon:
-        with Engine(smollm2, daemon.socket, folder / "one.log") as engine:
+        with Engine(smollm2, daemon.socket, folder / "one.log", way=way) as engine:
             wanted = engine.read(first)
             assert wanted["cached"] == 0
             expected = engine.read(second)["tokens"]
@@ -93,7 +98,7 @@ def test_a_prefix_outlives_engine_and_daemon(folder: Path, daemon: Daemon, smoll
             (info,) = client.namespaces()
             assert info.codec == "lossless"
 
-    with daemon, Engine(smollm2, daemon.socket, folder / "two.log") as engine:
+    with daemon, Engine(smollm2, daemon.socket, folder / "two.log", way=way) as engine:
         again = engine.read(first)
         assert again["cached"] == CACHED
         assert again["tokens"] == wanted["tokens"]
@@ -151,7 +156,7 @@ def adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-def test_engines_that_differ_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
+def test_engines_that_differ_never_share_a_hit(way: str, folder: Path, daemon: Daemon) -> None:
     """Dtype, chunk, checkpoint under one name, overridden RoPE: never; the same engine again: always."""
     words = prompt(3, VOCABULARY)
     model, namesake = tiny(folder / "a" / "model", 1), tiny(folder / "b" / "model", 2)
@@ -160,25 +165,25 @@ def test_engines_that_differ_never_share_a_hit(folder: Path, daemon: Daemon) -> 
         "dtype": (model, {"dtype": "bfloat16"}),
         "chunk": (model, {"chunk": 128}),
         "checkpoint": (namesake, {}),
-        "rope": (model, {"hf_overrides": scaled, "tier": {"variant": "rope linear 2"}}),
+        "rope": (model, {"hf_overrides": scaled, "ours": {"variant": "rope linear 2"}}),
     }
     with daemon:
-        with Engine(model, daemon.socket, folder / "first.log") as engine:
+        with Engine(model, daemon.socket, folder / "first.log", way=way) as engine:
             wanted = engine.read(words)
             assert wanted["cached"] == 0
         for name, (other, settings) in others.items():
-            with Engine(other, daemon.socket, folder / f"{name}.log", **settings) as engine:
+            with Engine(other, daemon.socket, folder / f"{name}.log", way=way, **settings) as engine:
                 fresh = engine.read(words)
                 assert fresh["cached"] == 0, name
                 engine.forget()
                 again = engine.read(words)
                 assert (again["cached"], again["tokens"]) == (CACHED, fresh["tokens"]), name
-        with Engine(model, daemon.socket, folder / "again.log") as engine:
+        with Engine(model, daemon.socket, folder / "again.log", way=way) as engine:
             again = engine.read(words)
             assert (again["cached"], again["tokens"]) == (CACHED, wanted["tokens"])
 
 
-def test_adapters_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
+def test_adapters_never_share_a_hit(way: str, folder: Path, daemon: Daemon) -> None:
     """Two adapters and none on one prompt; then one of them replaced under its name and path."""
     words = prompt(4, VOCABULARY)
     model = tiny(folder / "model", 1)
@@ -187,19 +192,19 @@ def test_adapters_never_share_a_hit(folder: Path, daemon: Daemon) -> None:
         {"lora_name": path.name, "lora_int_id": number, "lora_path": str(path)}
         for number, path in enumerate((one, two), 1)
     ]
-    settings = {"enable_lora": True, "max_lora_rank": 8, "tier": {"adapters": [str(one), str(two)]}}
+    settings = {"enable_lora": True, "max_lora_rank": 8, "ours": {"adapters": [str(one), str(two)]}}
     with daemon:
-        with Engine(model, daemon.socket, folder / "first.log", **settings) as engine:
+        with Engine(model, daemon.socket, folder / "first.log", way=way, **settings) as engine:
             answers = [engine.read(words, lora=lora) for lora in loras]
             assert [answer["cached"] for answer in answers] == [0, 0, 0]
             assert len({tuple(answer["tokens"]) for answer in answers}) == 3
         adapter(one, 3)  # under the same name and path
-        with Engine(model, daemon.socket, folder / "replaced.log", **settings) as engine:
+        with Engine(model, daemon.socket, folder / "replaced.log", way=way, **settings) as engine:
             replaced = engine.read(words, lora=loras[1])
             assert replaced["cached"] == 0
             assert replaced["tokens"] != answers[1]["tokens"]
         adapter(one, 1)
-        with Engine(model, daemon.socket, folder / "again.log", **settings) as engine:
+        with Engine(model, daemon.socket, folder / "again.log", way=way, **settings) as engine:
             again = [engine.read(words, lora=lora) for lora in loras]
             assert [answer["cached"] for answer in again] == [CACHED] * 3
             assert [answer["tokens"] for answer in again] == [answer["tokens"] for answer in answers]
@@ -234,7 +239,7 @@ def divergence(of: dict[str, float], from_: dict[str, float]) -> float:
 
 
 @pytest.mark.model
-def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> None:
+def test_pages_go_through_the_transform_codec(way: str, folder: Path, smollm2: Path) -> None:
     """Pages of the engine, packed by kvtc2 to what the policy allows: the first token stays within it."""
     profiles = profile_of(smollm2)
     (folder / "kvtc2.toml").write_text(KVTC2)
@@ -244,7 +249,7 @@ def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> No
     settings = {"max_logprobs": -1, "max_model_len": 1024, "cpu_bytes": 512 << 20}
     asked = {"max_tokens": 1, "logprobs": -1}
     with daemon:
-        with Engine(smollm2, daemon.socket, folder / "one.log", **settings) as engine:
+        with Engine(smollm2, daemon.socket, folder / "one.log", way=way, **settings) as engine:
             computed = [engine.read(words, **asked) for words in prompts]
             engine.read(prompts[0], max_tokens=8)  # vLLM offloads in the steps after a prompt's, if any come
         settled(daemon)
@@ -252,7 +257,7 @@ def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> No
             (info,) = client.namespaces()
             assert info.codec.startswith("kvtc2"), info.codec_reason
             packed = client.stats()["tiers"]["disk"]["packed"]
-    with daemon, Engine(smollm2, daemon.socket, folder / "two.log", **settings) as engine:
+    with daemon, Engine(smollm2, daemon.socket, folder / "two.log", way=way, **settings) as engine:
         loaded = [engine.read(words, **asked) for words in prompts]
         fates = engine.chunks()
     assert [answer["cached"] for answer in loaded] == [LENGTH // CHUNK * CHUNK] * len(prompts), fates
@@ -267,7 +272,7 @@ def test_pages_go_through_the_transform_codec(folder: Path, smollm2: Path) -> No
     assert ratio > 8
 
 
-def test_pages_hold_what_transformers_computes(folder: Path, daemon: Daemon) -> None:
+def test_pages_hold_what_transformers_computes(way: str, folder: Path, daemon: Daemon) -> None:
     """The order of pages, their positions and their parents, of the vLLM that is installed."""
     model, words = tiny(folder / "model", 1), prompt(5, VOCABULARY)
     with torch.no_grad():
@@ -281,7 +286,7 @@ def test_pages_hold_what_transformers_computes(folder: Path, daemon: Daemon) -> 
     with daemon:
         listener = threading.Thread(target=listen)
         listener.start()
-        with Engine(model, daemon.socket, folder / "engine.log") as engine:
+        with Engine(model, daemon.socket, folder / "engine.log", way=way) as engine:
             engine.read(words)
         settled(daemon)
         with daemon.client() as client:

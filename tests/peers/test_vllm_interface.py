@@ -74,3 +74,16 @@ def test_vllm_says_which_kernels_order_a_page() -> None:
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # noqa: PLC0415 - imports vLLM
 
     assert list(inspect.signature(_get_attn_isa).parameters)[:3] == ["dtype", "block_size", "head_size"]
+
+
+def test_the_connector_is_a_whole_one() -> None:
+    from kvtcd.integrations.vllm_connector import KvtcdConnector  # noqa: PLC0415 - imports vLLM
+
+    theirs = import_module("vllm.distributed.kv_transfer.kv_connector.v1.base").KVConnectorBase_V1
+    assert issubclass(KvtcdConnector, theirs)
+    assert not KvtcdConnector.__abstractmethods__
+    for name, ours in vars(KvtcdConnector).items():
+        real = getattr(theirs, name, None)
+        if inspect.isfunction(ours) and inspect.isfunction(real):
+            wanted = list(inspect.signature(real).parameters)
+            assert list(inspect.signature(ours).parameters) == wanted, name

@@ -15,14 +15,38 @@ START_S, ANSWER_S = 240.0, 120.0
 BLOCK, CHUNK = 32, 64
 
 
+def by_tier(ours: dict[str, Any], chunk: int, cpu_bytes: int) -> dict[str, Any]:
+    tier = {"type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier"} | ours
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_connector_extra_config": {
+            "spec_name": "CpuTieringSpec", "spec_module_path": "vllm_cpu_tiering",
+            "cpu_bytes_to_use": cpu_bytes, "block_size": chunk, "secondary_tiers": [tier],
+        },
+    }  # fmt: skip
+
+
+def by_connector(ours: dict[str, Any], chunk: int, cpu_bytes: int) -> dict[str, Any]:
+    return {
+        "kv_connector": "KvtcdConnector",
+        "kv_connector_module_path": "kvtcd.integrations.vllm_connector",
+        "kv_connector_extra_config": {"chunk_tokens": chunk, "buffer_bytes": cpu_bytes} | ours,
+    }
+
+
+TRANSFERS = {"tier": by_tier, "connector": by_connector}
+"""Makes ``--kv-transfer-config`` of our JSON, tokens of a chunk and host memory to use."""
+
+
 class Engine:
-    """One life of a vLLM engine whose only secondary tier is ours.
+    """One life of a vLLM engine that keeps its cache in a daemon.
 
     Args:
         model: its folder.
         socket: of the daemon.
         log: where vLLM writes.
-        tier: more of the tier's JSON.
+        way: ``tier``, below vLLM's offloading, or ``connector``.
+        ours: more of its JSON.
         chunk: tokens of a chunk.
         engine: further arguments of `vllm.LLM`.
     """
@@ -33,18 +57,20 @@ class Engine:
         socket: Path,
         log: Path,
         *,
+        way: str = "tier",
         dtype: str = "float32",
         chunk: int = CHUNK,
-        tier: dict[str, Any] | None = None,
+        ours: dict[str, Any] | None = None,
+        cpu_bytes: int = 64 << 20,
         **engine: Any,
     ) -> None:
-        ours = {
-            "type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": str(socket),
+        said = {
+            "socket": str(socket),
             "retry_seconds": 60.0, "timeout_seconds": 60.0,  # a busy machine must not turn hits into misses
-        }  # fmt: skip
+        } | (ours or {})  # fmt: skip
         self._settings = {
-            "model": str(model), "dtype": dtype, "block_size": BLOCK, "chunk": chunk, "cpu_bytes": 64 << 20,
-            "tiers": [ours | (tier or {})],
+            "model": str(model), "dtype": dtype, "block_size": BLOCK,
+            "transfer": TRANSFERS[way](said, chunk, cpu_bytes),
         } | engine  # fmt: skip
         self._log = log
 

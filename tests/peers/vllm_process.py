@@ -26,29 +26,17 @@ def main() -> None:
     llm.llm_engine.engine_core.shutdown()
 
 
-def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
+def build(model, dtype, block_size, transfer, **engine):
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": engine.pop("processes", "0"),
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
     }
     sys.path.insert(0, str(HERE))
     from vllm import LLM  # noqa: PLC0415 - after the environment
 
-    transfer = engine.pop("transfer", None) or {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "spec_name": "CpuTieringSpec",
-            "spec_module_path": "vllm_cpu_tiering",
-            "cpu_bytes_to_use": cpu_bytes,
-            "block_size": chunk,
-            "secondary_tiers": tiers,
-        },
-    }
     return LLM(
         model,
         skip_tokenizer_init=True,
@@ -58,7 +46,7 @@ def build(model, dtype, block_size, chunk, tiers, cpu_bytes, **engine):
         max_model_len=engine.pop("max_model_len", 512),
         num_gpu_blocks_override=engine.pop("blocks", 128),
         max_num_seqs=4,
-        kv_transfer_config=transfer,
+        kv_transfer_config={"kv_role": "kv_both", "kv_load_failure_policy": "recompute"} | transfer,
         disable_log_stats=False,
         hf_overrides={"architectures": ["LlamaForCausalLM"]} | engine.pop("hf_overrides", {}),
         **engine,

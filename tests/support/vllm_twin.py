@@ -251,9 +251,12 @@ def install(patch: pytest.MonkeyPatch, isa: str = "vec") -> Any:
             if package not in sys.modules:
                 patch.setitem(sys.modules, package, types.ModuleType(package))
         vars(sys.modules[name]).update(names)
-    patch.delitem(sys.modules, "kvtcd.integrations.vllm_tier", raising=False)
+    ours = [f"kvtcd.integrations.vllm_{name}" for name in ("tier", "kernels", "metrics")]
+    for name in ours:
+        patch.delitem(sys.modules, name, raising=False)
     module = import_module("kvtcd.integrations.vllm_tier")
-    patch.delitem(sys.modules, "kvtcd.integrations.vllm_tier")  # the next engine loads its own
+    for name in ours:
+        patch.delitem(sys.modules, name)  # the next engine loads its own
     return module
 
 

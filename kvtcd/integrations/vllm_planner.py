@@ -1,0 +1,178 @@
+"""The scheduler half of the connector: what each step loads and stores. Pure but for the finder's threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtcd.core.keys import EngineKey
+from kvtcd.integrations.vllm_finder import Finder
+from kvtcd.integrations.vllm_identity import GROUP_BYTES
+from kvtcd.integrations.vllm_lookups import Answer
+from kvtcd.integrations.vllm_steps import Move, Step
+
+_GROUP = bytes(GROUP_BYTES)
+"""The only cache group there is."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that runs or waits.
+
+    Attributes:
+        keys: of the whole chunks of its prompt.
+        prompt: its tokens.
+        blocks: of the engine that hold it, in order.
+        saved: chunks that need no thought any more.
+        begin, loading: where what is loaded begins, and how many tokens the next step loads.
+        loaded: what was loaded last.
+    """
+
+    keys: tuple[EngineKey, ...]
+    prompt: int
+    blocks: list[int] = field(default_factory=list)
+    saved: int = 0
+    begin: int = 0
+    loading: int = 0
+    loaded: tuple[Move, ...] = ()
+
+
+class Planner:
+    """Plans steps, for the scheduler's thread.
+
+    Args:
+        finder: knows which chunks are there.
+        chunk: tokens of a chunk.
+        block: tokens of a block of the engine.
+        hashed: tokens that each of vLLM's block hashes stands for.
+        slots: chunks that one step can load.
+    """
+
+    def __init__(self, finder: Finder, *, chunk: int, block: int, hashed: int, slots: int) -> None:
+        self._finder = finder
+        self._chunk, self._block, self._per_hash, self._slots = chunk, block, chunk // hashed, slots
+        self._requests: dict[str, _Request] = {}
+        self._storing: dict[EngineKey, str] = {}
+        self._failures = self._used = 0
+
+    def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's
+        """Begin to look for a request's chunks, ahead of its turn."""
+        for key in self._of(request).keys:
+            self._finder.ask(key, request.request_id)
+        self._finder.send()
+
+    def matched(self, request: Any, computed: int) -> int | None:  # noqa: ANN401 - vLLM's
+        """Return how many tokens after the first `computed` can be loaded; None: not known yet."""
+        known = self._of(request)
+        answers = [self._finder.ask(key, request.request_id) for key in known.keys]
+        self._finder.send()
+        first = end = computed // self._chunk
+        for answer in answers[first : first + max(0, self._slots - self._used)]:
+            if answer is Answer.RETRY:
+                return None
+            if answer is Answer.MISS:
+                break
+            end += 1
+        known.begin = computed
+        at_most = (known.prompt - 1) // self._block * self._block  # one token at least is computed
+        return max(0, min(end * self._chunk, at_most) - computed)
+
+    def allocated(self, request: Any, tokens: int) -> None:  # noqa: ANN401 - vLLM's
+        """Note that blocks are there for so many tokens to be loaded."""
+        if tokens > 0:
+            known = self._of(request)
+            known.loading = tokens
+            self._used += len(self._touched(known.begin, known.begin + tokens))
+
+    def step(self, scheduled: Any) -> Step:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """Plan a step that vLLM has scheduled."""
+        loads: list[Move] = []
+        stores: list[Move] = []
+        self._used = 0
+        for name, computed in self._scheduled(scheduled):
+            known = self._requests[name]
+            if known.loading:
+                known.loaded = tuple(self._to_load(known))
+                known.loading = 0
+                loads += known.loaded
+            end = min(computed + scheduled.num_scheduled_tokens.get(name, 0), known.prompt)
+            stores += self._to_store(name, known, end // self._chunk)
+        return Step(tuple(loads), tuple(stores), self._failures)
+
+    def failed(self, blocks: Iterable[int]) -> None:
+        """Note blocks that a step could not load: what was computed from them is computed anew."""
+        if not (bad := set(blocks)):
+            return
+        self._failures += 1
+        for known in self._requests.values():
+            self._finder.lost(move.key for move in known.loaded if bad.intersection(move.blocks))
+            first = next((i for i, block in enumerate(known.blocks) if block in bad), None)
+            if first is not None:
+                known.saved = min(known.saved, first * self._block // self._chunk)
+
+    def finished(self, request_id: str) -> None:
+        """Forget a request."""
+        if known := self._requests.pop(request_id, None):
+            self._finder.finished(request_id)
+            for key in known.keys:
+                if self._storing.get(key) == request_id:
+                    del self._storing[key]
+
+    @property
+    def promised(self) -> bool:
+        """Whether the next step has to load something."""
+        return any(known.loading for known in self._requests.values())
+
+    def __len__(self) -> int:
+        """Requests that are known."""
+        return len(self._requests)
+
+    def _of(self, request: Any) -> _Request:  # noqa: ANN401 - vLLM's
+        known = self._requests.get(request.request_id)
+        if known is None:
+            whole = request.num_prompt_tokens // self._chunk
+            hashes = request.block_hashes[self._per_hash - 1 :: self._per_hash][:whole]
+            keys = tuple(EngineKey(bytes(one) + _GROUP) for one in hashes)
+            known = self._requests[request.request_id] = _Request(keys, request.num_prompt_tokens)
+        return known
+
+    def _scheduled(self, scheduled: Any) -> Iterable[tuple[str, int]]:  # noqa: ANN401 - vLLM's
+        """Yield the requests of a step that are known, with their computed tokens, once their blocks are."""
+        for new in scheduled.scheduled_new_reqs:
+            if known := self._requests.get(new.req_id):
+                known.blocks = list(new.block_ids[0])
+                yield new.req_id, new.num_computed_tokens
+        running = scheduled.scheduled_cached_reqs
+        for i, name in enumerate(running.req_ids):
+            if known := self._requests.get(name):
+                more = running.new_block_ids[i]
+                if name in running.resumed_req_ids:
+                    known.blocks = []
+                known.blocks += more[0] if more else ()
+                yield name, running.num_computed_tokens[i]
+
+    def _touched(self, begin: int, end: int) -> Sequence[int]:
+        return range(begin // self._chunk, -(-end // self._chunk))
+
+    def _move(self, known: _Request, chunk: int, begin: int, end: int) -> Move:
+        """Return the part of a chunk that lies within the tokens ``[begin, end)``."""
+        first = chunk * self._chunk
+        start, stop = max(begin, first) // self._block, min(end, first + self._chunk) // self._block
+        parent = known.keys[chunk - 1] if chunk else None
+        blocks = tuple(known.blocks[start:stop])
+        return Move(known.keys[chunk], first, parent, blocks, start - first // self._block)
+
+    def _to_load(self, known: _Request) -> Iterable[Move]:
+        begin, end = known.begin, known.begin + known.loading
+        return (self._move(known, chunk, begin, end) for chunk in self._touched(begin, end))
+
+    def _to_store(self, name: str, known: _Request, end: int) -> Iterable[Move]:
+        """Yield complete chunks that the daemon is not known to have, and no other request stores."""
+        for chunk in range(known.saved, min(end, len(known.keys))):
+            key, first = known.keys[chunk], chunk * self._chunk
+            wanted = not self._finder.found(key) and self._storing.get(key, name) == name
+            if wanted and not self._finder.daemon.link.away:
+                self._storing[key] = name
+                yield self._move(known, chunk, first, first + self._chunk)
+        known.saved = max(known.saved, end)
