@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from pathlib import Path
 
 from kvtcd.api import listeners
@@ -15,6 +15,7 @@ from kvtcd.api.app import create_app, start
 from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import Listener
+from kvtcd.api.publisher import Publication, Publisher
 from kvtcd.bootstrap import service
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
 from kvtcd.core.access import Token
@@ -65,7 +66,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
         tokens = await asyncio.to_thread(_tokens, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
-            async with service(config, record, lost, master=master) as running:
+            async with service(config, record, lost, master=master) as running, _publisher(config, running):
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
                 reload = _Reload(config, running, supervisor)
@@ -93,6 +94,26 @@ async def serve(config: Config, record: Path | None = None) -> None:
             watching.cancel()
     if faults:
         raise faults[0]
+
+
+def _publisher(config: Config, running: Service) -> AbstractAsyncContextManager[object]:
+    """Return what publishes KV events while it is entered: nothing, if nothing is configured.
+
+    Raises:
+        ConfigError: what is configured cannot be had.
+    """
+    said = config.events
+    if not said.zmq:
+        return nullcontext()
+    what = Publication(said.zmq, said.replay, said.topic, said.tenant, as_int=said.hashes == "int64")
+    try:
+        return Publisher(running, what)
+    except ModuleNotFoundError as error:
+        why = f"needs {error.name}, which is not installed: pip install 'kvtcd[events]'"
+        raise config.fault("events.zmq", why) from None
+    except OSError as error:
+        field = f"events.{'replay' if error.filename == said.replay else 'zmq'}"
+        raise config.fault(field, f"{error.filename} cannot be bound: {error.strerror}") from None
 
 
 def _listeners(config: Config, handed: list[tuple[str, Listener]]) -> list[Listener]:

@@ -337,3 +337,22 @@ def test_what_kvtcd_token_prints_is_an_entry_for_the_token_that_it_shows(tmp_pat
 
     assert bearer((read,), secret.encode()) == Caller("team", frozenset({Scope.DATA, Scope.METRICS}))
     assert secret not in made.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("zmq = 'tcp://127.0.0.1:5557'", "events.tenant"),
+        ("tenant = 'uid:1'", "events.tenant"),
+        ("replay = 'tcp://127.0.0.1:5558'", "events.replay"),
+        ("zmq = '127.0.0.1:5557'\ntenant = 'uid:1'", "events.zmq"),
+        ("zmq = 'ipc://x'\ntenant = 'uid:1'", "events.zmq"),
+        ("hashes = 'int32'", "events.hashes"),
+    ],
+)
+def test_events_that_cannot_be_meant_are_refused(tmp_path: Path, text: str, field: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f"[events]\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    assert caught.value.field == field

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,6 +44,12 @@ def _auto_or_size(value: object) -> object:
         return size(value)
     except ValueError as error:
         raise ValueError(f'{error}, or "auto"') from None
+
+
+def _endpoint(text: str) -> str:
+    if text and not re.fullmatch(r"tcp://.+:[0-9]{1,5}|ipc:///.+", text):
+        raise ValueError(f'{text!r} is not "tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"')
+    return text
 
 
 class Daemon(Table):
@@ -109,6 +116,19 @@ class Codec(Table):
     """Threads of one matrix product on the CPU; 0: half of the cores."""
 
 
+class Events(Table):
+    """KV events for routers, on ZeroMQ and in vLLM's form."""
+
+    zmq: Annotated[str, AfterValidator(_endpoint)] = ""
+    """Where subscribers connect to; empty: nothing is published."""
+    replay: Annotated[str, AfterValidator(_endpoint)] = ""
+    """Where they ask for batches that they have missed; empty: nowhere."""
+    topic: str = ""
+    tenant: str = ""
+    """Whose blocks are told of: whoever can connect reads it."""
+    hashes: Literal["int64", "bytes"] = "int64"
+
+
 class Limits(Table):
     """Bounds on what clients may do at once."""
 
@@ -130,6 +150,7 @@ class Config(Table):
     disk: Disk = Disk()
     tenants: Tenants = Tenants()
     codec: Codec = Codec()
+    events: Events = Events()
     limits: Limits = Limits()
     policies: tuple[Annotated[Path, Field(strict=False)], ...] = Field(default=(), strict=False)
 
@@ -147,6 +168,10 @@ def load(path: Path | None) -> Config:
     config = Config() if path is None else validated(Config, read(path), path)
     if path:
         config._source = str(path)  # noqa: SLF001 - no file may say it, so it is no field
+    if bool(config.events.zmq) != bool(config.events.tenant):
+        raise config.fault("events.tenant", "belongs to events.zmq: say whose blocks are told of, and where")
+    if config.events.replay and not config.events.zmq:
+        raise config.fault("events.replay", "repeats what events.zmq has told, and that is empty")
     root = path.absolute().parent if path else Path.cwd()
 
     def absolute(target: Path) -> Path:

@@ -87,7 +87,7 @@ class Notice:
         if self.salt:
             body["salt"] = base64.urlsafe_b64encode(self.salt).decode()
         if self.what is What.MOVED:
-            body["source"] = self.source
+            body |= {"source": self.source, "tokens": self.tokens}
         elif self.what is What.STORED:
             body |= {"tokens": self.tokens, "first_token": self.first_token}
             body["parent"] = self.parent.hex() if self.parent else None

@@ -51,6 +51,10 @@ class Metrics:
         )  # fmt: skip
         self.notices = self._counter("notices", "Notices to listeners, by kind", "what")
         self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
+        self.kv_events = self._counter("kv_events", "KV events that were published, by type", "type")
+        self.untold = self._counter(
+            "kv_events_untold", "Notices that are no KV event, such as copies on a GPU"
+        )
         self.recorded = self._counter("recorded_lines", "Lines of the recording that were written")
         self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
         self.leases = Gauge("kvtcd_leases", "Leases that are held", registry=self.registry)

@@ -67,8 +67,10 @@ class Reporter:
                     first_token=named.first_token if named else None,
                     parent=parent.engine_key if parent else None,
                 )  # fmt: skip
-            case Moved(_, source, target):
-                return Notice(What.MOVED, None, name, key, salt, target.tier, source.tier)
+            case Moved(entry, source, target):
+                return Notice(
+                    What.MOVED, None, name, key, salt, target.tier, source.tier, tokens=entry.tokens
+                )
             case Left(_, place, reason, places):
                 left = tuple(dict.fromkeys(p.tier for p in places))
                 return Notice(What.DROPPED, None, name, key, salt, place.tier, reason=reason, left=left)

@@ -15,13 +15,12 @@ from typing import Any
 
 from kvtcd.core.errors import BadIdentity, KvtcdError
 from kvtcd.core.identity import Identity, Rope
+from kvtcd.core.kv_events import HASH_BYTES, VLLM_KEYS
 from kvtcd.core.layout import Dtype, Layout, Stream, canonical_json, kv_layout
 from kvtcd.integrations.transformers_identity import rope_of
 
 ENGINE = "vllm"
-HASH_SCHEME = "vllm-offload-key"
-"""Hash of the chunk's last engine block (32 bytes), then the number of its cache group (u32, big-endian)."""
-HASH_BYTES, GROUP_BYTES = 32, 4
+GROUP_BYTES = 4
 KEY_BYTES = HASH_BYTES + GROUP_BYTES
 
 VEC = "vllm-cpu-vec"
@@ -156,7 +155,7 @@ def _identity(pages: Pages, group: Group, model: Model) -> Identity:
     layout, scales = (mapped, "none") if mapped else _opaque(pages, group)
     return Identity(
         engine=f"{ENGINE} {model.settings}",
-        hash_scheme=HASH_SCHEME,
+        hash_scheme=VLLM_KEYS,
         model=model.name,
         weights=model.weights,
         layout=layout,

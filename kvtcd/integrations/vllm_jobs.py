@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvtcd.core.keys import EngineKey
-from kvtcd.integrations.vllm_identity import HASH_BYTES, KEY_BYTES
+from kvtcd.core.kv_events import HASH_BYTES
+from kvtcd.integrations.vllm_identity import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
