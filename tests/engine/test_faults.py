@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import shutil
 import threading
 import time
+from typing import get_args
 
 import pytest
 from support.invariants import check
@@ -15,7 +18,7 @@ from kvtcd.core.errors import KvtcdError, NotFound, StoreFailed, StoreFull
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
-from kvtcd.core.policy import DiskTier, Policy
+from kvtcd.core.policy import DiskTier, Evict, EvictName, HostTier, Policy
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
@@ -107,6 +110,84 @@ async def test_whichever_call_to_the_disk_fails_no_byte_is_wrong_and_nobody_wait
     assert (
         sum("of namespace n, tenant uid:1: the move from disk to host failed" in line for line in told) == 3
     )
+
+
+# Random faults ----------------------------------------------------------------------------------------------
+
+
+async def history(path, seed: int) -> int:
+    """Let clients do what they like while disk and codec fail and dawdle at random; return the hits."""
+    rng, faulty = random.Random(seed), [True]
+    policy = Policy(
+        "small",
+        host=HostTier(rng.choice(["raw", "raw-then-packed"]), raw=0.3, high=0.6, low=0.4),
+        disk=DiskTier(rng.choice(["behind", "evict"]), high=0.9, low=0.7),
+        evict=Evict(rng.choice(get_args(EvictName))),
+        packer_behind=rng.choice(["drop", "lossless"]),
+    )
+
+    def unreliable(op: str, call):
+        def wrapped(*arguments, **keywords):
+            if faulty[0]:
+                time.sleep(rng.choice([0, 0, 0, 0.001, 0.003]))
+                if rng.random() < 0.1:
+                    raise rng.choice([StoreFailed, StoreFull])(op, "injected")
+            return call(*arguments, **keywords)
+
+        return wrapped
+
+    async with toy_service(path, host=8 * BLOCK_BYTES, disk=30 * BLOCK_BYTES, policy=policy) as toy:
+        service, ns = toy.service, await toy.service.register(TENANT, "n", IDENTITY)
+        disk, (codec,), hits = disk_of(toy), toy.codecs, 0
+        disk.write, disk.read = unreliable("write", disk.write), unreliable("read", disk.read)
+        codec.encode = unreliable("encode", codec.encode)
+
+        async def client(own: random.Random) -> None:
+            nonlocal hits
+            for _ in range(25):
+                number, choice = own.randrange(20), own.random()
+                try:
+                    if choice < 0.4:
+                        await store(service, ns, number, durable=own.random() < 0.3)
+                    elif choice < 0.85:
+                        assert await fetch(service, ns, number) == block(number)
+                        hits += 1
+                    elif choice < 0.9:
+                        await service.blocks.demote(ns, [key(number)], b"", soon())
+                    elif choice < 0.95:
+                        await service.blocks.prefetch(ns, [key(number)], b"", soon())
+                    else:
+                        await service.blocks.delete(ns, [key(number)], b"")
+                except KvtcdError:
+                    pass  # a miss, no room, or the fault itself
+
+        await asyncio.gather(*(client(random.Random(rng.random())) for _ in range(8)))
+        faulty[0] = False
+        await service._driver.idle()
+        check(toy.catalog)
+        assert service._driver.waiting == 0, "nobody is left waiting"
+        assert await store(service, ns, 99, durable=True) == "stored", "and it goes on"
+    async with toy_service(path) as toy:
+        ns = toy.service.namespace(TENANT, "n")
+        found = [n for n in (*range(20), 99) if toy.service.prefixes.match(ns, [key(n)], b"").prefix]
+        assert 99 in found
+        assert [await fetch(toy.service, ns, n) for n in found] == [block(n) for n in found]
+    return hits
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_while_disk_and_codec_fail_at_random_bytes_are_right_and_nobody_waits(tmp_path, seed) -> None:
+    assert await history(tmp_path, seed) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(100, 300, 25))
+async def test_many_histories_of_failing_and_slow_disks_and_codecs(tmp_path, first) -> None:
+    hits = 0
+    for seed in range(first, first + 25):
+        hits += await history(tmp_path / str(seed), seed)
+        await asyncio.to_thread(shutil.rmtree, tmp_path / str(seed))
+    assert hits > 250
 
 
 # A slow disk ------------------------------------------------------------------------------------------------
