@@ -46,6 +46,9 @@ _BLOCK = f"{_NS}/blocks/{{key:[^/]+}}"  # what is no key is answered as such by 
 _ROUTES = (
     ("GET", "/v1", operate.info),
     ("GET", "/v1/stats", operate.stats),
+    ("GET", "/v1/history", operate.history),
+    ("GET", "/v1/tenants", operate.tenants),
+    ("GET", "/v1/prefixes", namespaces.prefixes),
     ("GET", "/v1/events", notices.stream),
     ("GET", "/v1/policies", policies.listing),
     ("POST", "/v1/policies:reload", policies.reload),

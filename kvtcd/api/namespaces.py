@@ -1,4 +1,4 @@
-"""Routes of namespaces: register, describe, purge, match."""
+"""Routes of namespaces: register, describe, purge, match, and what was matched most."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from kvtcd.core.keys import tokens_from_bytes
 from kvtcd.core.messages import NamespaceInfo, keys_from_json
 from kvtcd.engine.namespaces import Namespace
 
+SHOWN = 20
+"""Prefixes of an answer."""
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
 
 
@@ -90,6 +92,16 @@ async def match(request: web.Request) -> web.Response:
                 lease = await service.leases.take(target.tenant, record_keys, seconds, target.deadline)
                 found = replace(found, lease=lease)
     return json_response(found.to_json())
+
+
+async def prefixes(request: web.Request) -> web.Response:
+    """``GET /v1/prefixes``: of the caller's matches those that found something, by what they begin with."""
+    service, tenant = request.app[SERVICE], request[TENANT]
+    name = only(request, "namespace").get("namespace")
+    asked = service.namespaces(tenant) if name is None else [service.namespace(tenant, name)]
+    found = [(each, ns.name) for ns in asked for each in service.prefixes.most_matched(ns, SHOWN)]
+    found.sort(key=lambda row: -row[0].matches)
+    return json_response({"prefixes": [{"namespace": ns} | each.to_json() for each, ns in found[:SHOWN]]})
 
 
 def _seconds(text: str, longest: float) -> float:

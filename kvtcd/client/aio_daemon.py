@@ -157,6 +157,26 @@ class AsyncDaemonClient:
         """Return the state of the daemon."""
         return await self._run(endpoints.stats())
 
+    async def history(self) -> dict[str, Any]:
+        """Return the daemon's sums over the last hour, one sample in `every_s` seconds."""
+        return await self._run(endpoints.history())
+
+    async def tenants(self) -> list[dict[str, Any]]:
+        """Return what each tenant has, and what he found.
+
+        Raises:
+            ServerError: the caller does not have the scope `admin`.
+        """
+        return await self._run(endpoints.tenants())
+
+    async def prefixes(self, namespace: str | None = None) -> list[dict[str, Any]]:
+        """Return the prefixes that matches found most often, of all namespaces of the caller or of one.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+        """
+        return await self._run(endpoints.prefixes(namespace))
+
     async def policies(self) -> list[dict[str, Any]]:
         """Return the policies in effect, in order, each with the caller's `namespaces` that it governs."""
         return await self._run(endpoints.policies())

@@ -114,6 +114,26 @@ class DaemonClient:
         """Return the state of the daemon."""
         return self._run(endpoints.stats())
 
+    def history(self) -> dict[str, Any]:
+        """Return the daemon's sums over the last hour, one sample in `every_s` seconds."""
+        return self._run(endpoints.history())
+
+    def tenants(self) -> list[dict[str, Any]]:
+        """Return what each tenant has, and what he found.
+
+        Raises:
+            ServerError: the caller does not have the scope `admin`.
+        """
+        return self._run(endpoints.tenants())
+
+    def prefixes(self, namespace: str | None = None) -> list[dict[str, Any]]:
+        """Return the prefixes that matches found most often, of all namespaces of the caller or of one.
+
+        Raises:
+            UnknownNamespace: there is none of that name.
+        """
+        return self._run(endpoints.prefixes(namespace))
+
     def policies(self) -> list[dict[str, Any]]:
         """Return the policies in effect, in order, each with the caller's `namespaces` that it governs."""
         return self._run(endpoints.policies())

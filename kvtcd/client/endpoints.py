@@ -51,18 +51,37 @@ def stats() -> Call[dict[str, Any]]:
     return Call("GET", "/v1/stats", lambda body: body)
 
 
+def history() -> Call[dict[str, Any]]:
+    """Ask for the sums of the last hour."""
+    return Call("GET", "/v1/history", lambda body: body)
+
+
+def tenants() -> Call[list[dict[str, Any]]]:
+    """Ask for what each tenant has."""
+    return Call("GET", "/v1/tenants", lambda body: _rows(body, "tenants"))
+
+
+def prefixes(namespace: str | None) -> Call[list[dict[str, Any]]]:
+    """Ask for the prefixes that were matched most."""
+    path = "/v1/prefixes" if namespace is None else f"/v1/prefixes?namespace={namespace_name(namespace)}"
+    return Call("GET", path, lambda body: _rows(body, "prefixes"))
+
+
 def policies() -> Call[list[dict[str, Any]]]:
     """Ask for the policies in effect."""
-    return Call("GET", "/v1/policies", _policies)
+    return Call("GET", "/v1/policies", lambda body: _rows(body, "policies"))
 
 
 def reload_policies(options: Options) -> Call[list[dict[str, Any]]]:
     """Have the policy files read anew."""
-    return Call("POST", "/v1/policies:reload", _policies, (), options.headers(), options.deadline)
+    return Call(
+        "POST", "/v1/policies:reload", lambda body: _rows(body, "policies"),
+        (), options.headers(), options.deadline,
+    )  # fmt: skip
 
 
-def _policies(body: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in Fields(body, "answer").items("policies") if isinstance(row, dict)]
+def _rows(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [row for row in Fields(body, "answer").items(name) if isinstance(row, dict)]
 
 
 def events(namespace: str | None, after: str | None) -> Call[None]:

@@ -9,6 +9,7 @@ from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import UnknownNamespace
 from kvtcd.core.keys import EngineKey, RecordKey, chain
 from kvtcd.core.matches import BlockMatch, Matches
+from kvtcd.core.popularity import Popular, Popularity
 from kvtcd.engine.matching import Matcher
 from kvtcd.engine.namespaces import Namespace, Registry
 from kvtcd.engine.ranks import held_by_all, ranks
@@ -26,6 +27,8 @@ class Prefixes:
 
     def __init__(self, catalog: Catalog, registry: Registry, recorder: Recorder | None) -> None:
         self._catalog, self._registry, self._recorder = catalog, registry, recorder
+        self._popularity: dict[int, Popularity] = {}
+        """Of the namespaces in which a match ever found something."""
 
     def match(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, *, all_ranks: bool = False
@@ -52,7 +55,9 @@ class Prefixes:
             return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
         held = [matcher.by_keys(keys, names) for matcher, names in zip(matchers, named, strict=True)]
         found = Matches(tuple(held_by_all(held)))
-        end = found.prefix[-1].key if found.prefix else None
+        prefix = found.prefix
+        self._count(namespace, prefix, salt)
+        end = prefix[-1].key if prefix else None
         lengths = set.intersection(*(matcher.lengths(end) for matcher in matchers))
         partials = sorted(n for n in lengths if n < namespace.identity.block_tokens)
         return replace(found, partials=tuple(partials))
@@ -66,7 +71,9 @@ class Prefixes:
             links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
             self._note(namespace, self._matcher(namespace, salt).record_keys([link.key for link in links]))
         found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
-        return Matches(Matches(tuple(held_by_all(found))).prefix)
+        prefix = Matches(tuple(held_by_all(found))).prefix
+        self._count(namespace, prefix, salt)
+        return Matches(prefix)
 
     def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
         if not all_ranks:
@@ -106,6 +113,20 @@ class Prefixes:
                 keys = [link.key for link in links]
             record_keys += self.record_keys(member, keys, salt)
         return record_keys
+
+    def most_matched(self, namespace: Namespace, number: int) -> list[Popular]:
+        """Return the prefixes that matches found most often, at most so many."""
+        popularity = self._popularity.get(namespace.number)
+        return popularity.most(number) if popularity else []
+
+    def forget(self, namespace: Namespace) -> None:
+        """Forget a namespace that is gone."""
+        self._popularity.pop(namespace.number, None)
+
+    def _count(self, namespace: Namespace, prefix: Sequence[BlockMatch], salt: bytes) -> None:
+        if prefix:
+            popularity = self._popularity.setdefault(namespace.number, Popularity())
+            popularity.found(prefix[0].key, salt, len(prefix))
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
         return Matcher(self._catalog, namespace.digest, self._registry.record_keys(namespace, salt))

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import secrets
-import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,12 +23,12 @@ from kvtcd.engine.feed import Feeds
 from kvtcd.engine.leases import Leases
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
+from kvtcd.engine.overview import Overview
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.prefixes import Prefixes
 from kvtcd.engine.pulse import Pulse, Worker
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.reporter import Reporter
-from kvtcd.engine.stats import Stats, TierStats, forms
 from kvtcd.engine.streams import Stream
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
@@ -58,6 +57,7 @@ class Service:
         prefixes: how much of a prefix is here.
         feeds: for those who listen to what becomes of them.
         leases: by which they stay for a while.
+        overview: all of it in numbers.
         pulse: whether all threads get something done.
     """
 
@@ -89,15 +89,16 @@ class Service:
         self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder)
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
+        self.overview = Overview(self.boot_id, driver, tenancy.registry, self._tally)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._registry = tenancy.registry
         self.pulse = Pulse(self._workers)
         self._reporter = Reporter(driver, tenancy.registry, self.feeds, self._errands)
         self._changes = Changes(driver.catalog.residents)
         driver.observers.append(self._observe)
-        self._started = time.monotonic()
         self._ticking: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     # Life -----------------------------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Service:
         self.ready = True
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = self._errands.start("warm-up", warming)
+        self._watching = self._errands.start("watch", self.overview.watch())
         return foreign
 
     def _workers(self) -> list[Worker]:
@@ -148,7 +150,7 @@ class Service:
     def _observe(self, told: Event, actions: Sequence[Action]) -> None:
         if isinstance(told, ev.Recovered):  # a million of them at the start, and nobody listens yet
             for copy in told.found:
-                self._tally.recovered(copy.namespace, copy.nbytes)
+                self._tally.recovered(copy)
             if not actions:
                 return
         if changes := self._changes.read(told, actions):
@@ -163,10 +165,9 @@ class Service:
         """
         self.drain()
         self.leases.close()
-        if self._warming:
-            self._warming.cancel()
-        if self._ticking:
-            self._ticking.cancel()
+        for task in (self._warming, self._ticking, self._watching):
+            if task:
+                task.cancel()
         for namespace in self._registry.all():
             if namespace.policy.flush == "host":
                 try:
@@ -243,6 +244,7 @@ class Service:
         self.leases.purge(namespace.number)
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._tally.forget(namespace.number)
+        self.prefixes.forget(namespace)
         self._reporter.purged(namespace)
         return removed
 
@@ -251,25 +253,6 @@ class Service:
         """Whether devices hold what they are meant to: one that is full holds less for a while."""
         disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
         return "off" if disk is None else "full" if disk.withheld else "ok"
-
-    def stats(self, tenant: str) -> Stats:
-        """Return the daemon at this moment, as far as it concerns a tenant."""
-        catalog = self._driver.catalog
-        counts = self._tally.total
-        return Stats(
-            boot_id=self.boot_id,
-            uptime_s=round(time.monotonic() - self._started, 3),
-            blocks=len(catalog.residents.entries),
-            waiting=self._driver.waiting,
-            demoting=catalog.room.descending,
-            tiers={
-                tier: TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, forms(counts, tier))
-                for tier, shelf in catalog.residents.shelves.items()
-            },
-            namespaces=len(self._registry.all()),
-            misses=counts.misses,
-            own={namespace.name: self._tally.of(namespace.number) for namespace in self.namespaces(tenant)},
-        )
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

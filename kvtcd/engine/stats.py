@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvtcd.core.place import Place, Tier
@@ -34,7 +35,8 @@ class Stats:
         uptime_s: seconds since then.
         blocks: in any tier.
         waiting: requests that wait.
-        demoting: moves down that run.
+        moving: moves that run.
+        demoting: those of them that go down.
         tiers: by name.
         namespaces: of all tenants.
         misses: reads of blocks that were nowhere.
@@ -45,6 +47,7 @@ class Stats:
     uptime_s: float
     blocks: int
     waiting: int
+    moving: int
     demoting: int
     tiers: dict[str, TierStats]
     namespaces: int
@@ -58,18 +61,46 @@ class Stats:
             "uptime_s": self.uptime_s,
             "blocks": self.blocks,
             "waiting": self.waiting,
+            "moving": self.moving,
             "demoting": self.demoting,
             "tiers": {name: tier.to_json() for name, tier in self.tiers.items()},
             "namespaces": self.namespaces,
             "misses": self.misses,
             "own": {
-                name: {
-                    "misses": counts.misses,
-                    "tiers": {name: forms(counts, Tier(name)) for name in self.tiers},
-                }
+                name: {"misses": counts.misses, "tiers": _tiers(counts, self.tiers)}
                 for name, counts in self.own.items()
             },
         }
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """One tenant.
+
+    Attributes:
+        name: who he is.
+        namespaces: their names.
+        counts: of these, all together.
+        tiers: that the daemon has.
+    """
+
+    name: str
+    namespaces: list[str]
+    counts: Counts
+    tiers: list[Tier]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            "tenant": self.name,
+            "namespaces": self.namespaces,
+            "misses": self.counts.misses,
+            "tiers": _tiers(self.counts, self.tiers),
+        }
+
+
+def _tiers(counts: Counts, tiers: Iterable[str]) -> dict[str, object]:
+    return {name: forms(counts, Tier(name)) for name in tiers}
 
 
 def forms(counts: Counts, tier: Tier) -> dict[str, object]:
@@ -81,6 +112,7 @@ def _place(counts: PlaceCounts) -> dict[str, object]:
     return {
         "blocks": counts.blocks,
         "bytes": counts.bytes,
+        "raw_bytes": counts.raw_bytes,
         "hits": counts.hits,
         "promotions": counts.promotions,
         "demotions": counts.demotions,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtcd.core.entry import Entry
+from kvtcd.core.events import Found
 from kvtcd.core.place import Place, Tier
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.metrics import Metrics
@@ -19,6 +20,7 @@ class PlaceCounts:
     Attributes:
         blocks: that can be read from it now.
         bytes: of these.
+        raw_bytes: of the blocks that these stand for, so `raw_bytes / bytes` is the ratio.
         hits: blocks that were read and lay nowhere higher.
         promotions: copies that came up to it.
         demotions: copies that came down to it.
@@ -27,6 +29,7 @@ class PlaceCounts:
 
     blocks: int = 0
     bytes: int = 0
+    raw_bytes: int = 0
     hits: int = 0
     promotions: int = 0
     demotions: int = 0
@@ -36,6 +39,7 @@ class PlaceCounts:
         """Add the counts of others."""
         self.blocks += other.blocks
         self.bytes += other.bytes
+        self.raw_bytes += other.raw_bytes
         self.hits += other.hits
         self.promotions += other.promotions
         self.demotions += other.demotions
@@ -99,11 +103,12 @@ class Tally:
         else:
             self.of(namespace).places[place].hits += 1
 
-    def recovered(self, namespace: int, nbytes: int) -> None:
+    def recovered(self, copy: Found) -> None:
         """Count a copy that was on disk when the daemon started."""
-        counts = self.of(namespace).places[Place.DISK]
+        counts = self.of(copy.namespace).places[Place.DISK]
         counts.blocks += 1
-        counts.bytes += nbytes
+        counts.bytes += copy.nbytes
+        counts.raw_bytes += copy.raw_bytes
 
     def count(self, changes: Sequence[Change]) -> None:
         """Count changes; called before anything that they speak of is carried out."""
@@ -121,6 +126,7 @@ class Tally:
                 case Left(entry, place, reason):
                     places[place].blocks -= 1
                     places[place].bytes -= _nbytes(entry, place)
+                    places[place].raw_bytes -= entry.raw_bytes
                     places[place].dropped[reason] += 1
                     self._metrics.dropped.labels(place, reason).inc()
 
@@ -128,6 +134,7 @@ class Tally:
 def _come(counts: PlaceCounts, entry: Entry, place: Place) -> None:
     counts.blocks += 1
     counts.bytes += _nbytes(entry, place)
+    counts.raw_bytes += entry.raw_bytes
 
 
 def _nbytes(entry: Entry, place: Place) -> int:

@@ -58,7 +58,7 @@ async def test_a_sequence_is_stored_when_it_is_long_enough(tmp_path) -> None:
     async with toy_service(tmp_path, policy=policy) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         short = await store(toy.service, ns, *chain(3, last=BLOCK_TOKENS - 1))
-        left = toy.service.stats(TENANT).blocks
+        left = toy.service.overview.stats(TENANT).blocks
         long = await store(toy.service, ns, *chain(3, start=10))
         # The end of a sequence whose beginning is here already.
         rest = await store(toy.service, ns, *chain(1, last=1, first=3 * BLOCK_TOKENS, start=13))
@@ -128,8 +128,8 @@ async def test_a_block_is_forgotten_when_its_time_is_over(tmp_path, monkeypatch)
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         await store(toy.service, ns, *chain(2))
         before = [match.tier for match in toy.service.prefixes.match(ns, [key(0)], b"").blocks]
-        await until(lambda: not toy.service.stats(TENANT).blocks)
-        used = {tier: sums.used for tier, sums in toy.service.stats(TENANT).tiers.items()}
+        await until(lambda: not toy.service.overview.stats(TENANT).blocks)
+        used = {tier: sums.used for tier, sums in toy.service.overview.stats(TENANT).tiers.items()}
         expired = toy.service.metrics.lost.labels("expired")._value.get()
 
     assert before != [None]
@@ -151,11 +151,11 @@ async def test_the_time_of_a_block_goes_on_while_the_daemon_does_not_run(tmp_pat
         await toy.service.blocks.demote(ns, [key(0)], b"", soon())
     monkeypatch.setattr(time, "time_ns", lambda: clock() + 1001 * 10**9)
     async with toy_service(tmp_path) as toy:
-        blocks = toy.service.stats(TENANT).blocks
+        blocks = toy.service.overview.stats(TENANT).blocks
         lost = toy.service.metrics.lost.labels("expired")._value.get()
     monkeypatch.undo()
     async with toy_service(tmp_path) as toy:
-        gone = toy.service.stats(TENANT).blocks
+        gone = toy.service.overview.stats(TENANT).blocks
 
     assert 590 <= left <= 600
     assert (blocks, lost, gone) == (0, 1, 0)

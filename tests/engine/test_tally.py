@@ -40,21 +40,24 @@ async def read(service, ns, number: int) -> bool:
         return False
 
 
-def walked(toy) -> dict[tuple[int, Place], tuple[int, int]]:
-    """Blocks and bytes of each namespace and tier, counted one by one."""
-    blocks, nbytes = Counter(), Counter()
+def walked(toy) -> dict[tuple[int, Place], tuple[int, int, int]]:
+    """Blocks, bytes and raw bytes of each namespace and tier, counted one by one."""
+    blocks, nbytes, raw = Counter(), Counter(), Counter()
     for entry in toy.catalog.residents.entries.values():
         for place, copy in entry.copies.items():
             if entry.ready(place):
                 blocks[entry.namespace, place] += 1
                 nbytes[entry.namespace, place] += copy.nbytes
-    return {place: (blocks[place], nbytes[place]) for place in blocks}
+                raw[entry.namespace, place] += BLOCK_BYTES
+    return {place: (blocks[place], nbytes[place], raw[place]) for place in blocks}
 
 
-def counted(toy, *namespaces) -> dict[tuple[int, Place], tuple[int, int]]:
+def counted(toy, *namespaces) -> dict[tuple[int, Place], tuple[int, int, int]]:
     tally = toy.service._tally
     counts = {(ns.number, p): tally.of(ns.number).places[p] for ns in namespaces for p in Place}
-    return {place: (c.blocks, c.bytes) for place, c in counts.items() if c.blocks or c.bytes}
+    return {
+        p: (c.blocks, c.bytes, c.raw_bytes) for p, c in counts.items() if c.blocks or c.bytes or c.raw_bytes
+    }
 
 
 @pytest.mark.parametrize("form", ["raw", "raw-then-packed"])
@@ -93,13 +96,13 @@ async def test_counts_agree_with_a_walk_after_whatever_happens(tmp_path, write, 
         await service.purge(TENANT, "a")
         assert counted(toy, *spaces) == walked(toy)
         assert sum(c.blocks for c in service._tally.total.places) == sum(
-            blocks for blocks, _ in walked(toy).values()
+            blocks for blocks, *_ in walked(toy).values()
         )
         kept = walked(toy)[spaces[1].number, Place.DISK]
     async with toy_service(tmp_path, host=6 * BLOCK_BYTES, disk=96 << 10, policy=policy) as toy:
         ns = toy.service.namespace(TENANT, "b")
         assert counted(toy, ns) == walked(toy), "what was found at the start"
-        assert kept > (0, 0) < counted(toy, ns)[ns.number, Place.DISK]
+        assert kept > (0, 0, 0) < counted(toy, ns)[ns.number, Place.DISK]
 
 
 async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_path):
@@ -117,12 +120,20 @@ async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_p
         assert not await read(service, b, 1)
         await service.blocks.delete(a, [key(1), key(2)], b"")
 
-        own = service.stats(TENANT).to_json()["own"]
-        theirs = service.stats("uid:2").to_json()["own"]
-        tiers = service.stats("uid:3").to_json()["tiers"]
+        own = service.overview.stats(TENANT).to_json()["own"]
+        theirs = service.overview.stats("uid:2").to_json()["own"]
+        tiers = service.overview.stats("uid:3").to_json()["tiers"]
         text = service.metrics_text().decode()
 
-    zero = {"blocks": 0, "bytes": 0, "hits": 0, "promotions": 0, "demotions": 0, "dropped": {}}
+    zero = {
+        "blocks": 0,
+        "bytes": 0,
+        "raw_bytes": 0,
+        "hits": 0,
+        "promotions": 0,
+        "demotions": 0,
+        "dropped": {},
+    }
     assert own == {
         "a": {
             "misses": 0,
@@ -136,7 +147,11 @@ async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_p
         },
         "b": {"misses": 1, "tiers": {"host": {"raw": zero, "packed": zero}, "disk": {"packed": zero}}},
     }
-    assert theirs["a"]["tiers"]["host"]["raw"] == zero | {"blocks": 1, "bytes": BLOCK_BYTES}
+    assert theirs["a"]["tiers"]["host"]["raw"] == zero | {
+        "blocks": 1,
+        "bytes": BLOCK_BYTES,
+        "raw_bytes": BLOCK_BYTES,
+    }
     raw, packed = tiers["host"]["raw"], tiers["disk"]["packed"]
     assert (raw["hits"], raw["blocks"], packed["hits"]) == (1, 1, 1)
     assert 'kvtcd_dropped_copies_total{place="host",reason="deleted"} 2.0' in text

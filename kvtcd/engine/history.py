@@ -1,0 +1,75 @@
+"""How the daemon's sums were a while ago: samples of the last hour, the oldest forgotten first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvtcd.core.place import Place, Tier
+from kvtcd.engine.tally import Counts
+
+EVERY_S = 10.0
+"""Seconds between two samples."""
+SAMPLES = 360
+"""That are kept: an hour."""
+
+
+class TierSample(NamedTuple):
+    """One tier: copies that can be read and their bytes, and blocks read from it since the start."""
+
+    blocks: int
+    bytes: int
+    hits: int
+
+
+class Sample(NamedTuple):
+    """All tenants at one moment.
+
+    Attributes:
+        uptime_s: seconds since the start of the daemon.
+        misses: reads of blocks that were nowhere, since then.
+        tiers: by name.
+    """
+
+    uptime_s: float
+    misses: int
+    tiers: dict[str, TierSample]
+
+    @classmethod
+    def of(cls, uptime_s: float, counts: Counts, tiers: Iterable[Tier]) -> Sample:
+        """Return the sums over both forms of each tier."""
+        return cls(uptime_s, counts.misses, {str(tier): _sums(counts, tier) for tier in tiers})
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        tiers = {name: tier._asdict() for name, tier in self.tiers.items()}
+        return {"uptime_s": self.uptime_s, "misses": self.misses, "tiers": tiers}
+
+
+class History:
+    """The last samples.
+
+    Args:
+        size: how many are kept.
+    """
+
+    def __init__(self, size: int = SAMPLES) -> None:
+        self._samples: deque[Sample] = deque(maxlen=size)
+
+    def add(self, sample: Sample) -> None:
+        """Keep one more."""
+        self._samples.append(sample)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form, the oldest first."""
+        return {"every_s": EVERY_S, "samples": [sample.to_json() for sample in self._samples]}
+
+
+def _sums(counts: Counts, tier: Tier) -> TierSample:
+    places = [counts.places[place] for place in Place if place.tier is tier]
+    return TierSample(
+        sum(place.blocks for place in places),
+        sum(place.bytes for place in places),
+        sum(place.hits for place in places),
+    )

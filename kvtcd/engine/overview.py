@@ -1,0 +1,74 @@
+"""The daemon in numbers, for those who look at it: now, over the last hour, and by tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from kvtcd.engine.driver import Driver
+from kvtcd.engine.history import EVERY_S, History, Sample
+from kvtcd.engine.namespaces import Registry
+from kvtcd.engine.stats import Stats, TenantStats, TierStats, forms
+from kvtcd.engine.tally import Counts, Tally
+
+
+class Overview:
+    """Answers what is where and what was found. All methods belong to the loop.
+
+    Args:
+        boot_id: of this daemon.
+        driver: its catalog is only asked.
+        registry: of namespaces.
+        tally: what was counted for each.
+
+    Attributes:
+        history: of the sums over all tenants.
+    """
+
+    def __init__(self, boot_id: str, driver: Driver, registry: Registry, tally: Tally) -> None:
+        self._boot_id, self._driver, self._registry, self._tally = boot_id, driver, registry, tally
+        self._started = time.monotonic()
+        self.history = History()
+
+    @property
+    def _uptime_s(self) -> float:
+        return round(time.monotonic() - self._started, 3)
+
+    async def watch(self) -> None:
+        """Add to the history, without end."""
+        while True:
+            tiers = self._driver.catalog.residents.shelves
+            self.history.add(Sample.of(self._uptime_s, self._tally.total, tiers))
+            await asyncio.sleep(EVERY_S)
+
+    def stats(self, tenant: str) -> Stats:
+        """Return the daemon at this moment, as far as it concerns a tenant."""
+        catalog = self._driver.catalog
+        counts = self._tally.total
+        known = self._registry.tenants.get(tenant)
+        return Stats(
+            boot_id=self._boot_id,
+            uptime_s=self._uptime_s,
+            blocks=len(catalog.residents.entries),
+            waiting=self._driver.waiting,
+            moving=len(catalog.residents.transfers),
+            demoting=catalog.room.descending,
+            tiers={
+                tier: TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, forms(counts, tier))
+                for tier, shelf in catalog.residents.shelves.items()
+            },
+            namespaces=len(self._registry.all()),
+            misses=counts.misses,
+            own={ns.name: self._tally.of(ns.number) for ns in known.namespaces.values()} if known else {},
+        )
+
+    def tenants(self) -> list[TenantStats]:
+        """Return what each tenant has, and what he found."""
+        tiers = list(self._driver.catalog.residents.shelves)
+        found: list[TenantStats] = []
+        for name, tenant in self._registry.tenants.items():
+            counts = Counts()
+            for namespace in tenant.namespaces.values():
+                counts.add(self._tally.of(namespace.number))
+            found.append(TenantStats(name, list(tenant.namespaces), counts, tiers))
+        return found
