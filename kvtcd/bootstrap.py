@@ -17,6 +17,7 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.cipher import TAG_BYTES
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
@@ -105,7 +106,9 @@ def _assemble(
         policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,
         disk=config.disk.capacity, granule=GRANULE, tenants=config.tenants.share(),
     )  # fmt: skip
-    catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw)), sightings)
+    catalog = Catalog(
+        tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw) + TAG_BYTES), sightings
+    )
     mover = Mover(
         memory=memory,
         put_record=Put,
@@ -127,6 +130,7 @@ def _assemble(
     tenancy = Tenancy(
         driver, registry, lane=lane, metrics=metrics, policies=policies, master=master,
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
+        encrypt=config.disk.encrypt,
     )  # fmt: skip
     lanes, recorder = [*stages.streams(), lane], None
     if record:

@@ -93,6 +93,8 @@ class Disk(Table):
     """The disk tier; a capacity of 0 switches it off."""
 
     capacity: Size = 64 << 30
+    encrypt: bool = False
+    """Packed blocks are encrypted, wherever they lie, under keys that follow from the master key."""
 
 
 class Tenants(Table):
@@ -213,4 +215,4 @@ def _is_size(field: FieldInfo, value: object) -> bool:
 def _toml(value: object) -> str:
     if isinstance(value, str | Path):
         return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

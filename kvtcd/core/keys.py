@@ -133,6 +133,7 @@ class TenantKeys:
         key_id: 8 bytes that name the master key.
         record: key of the record-key HMAC.
         mac: key of the record MAC.
+        cipher: key of blobs that are encrypted.
         tag: 16 bytes that stand for the tenant in names and envelopes.
     """
 
@@ -140,6 +141,7 @@ class TenantKeys:
     key_id: bytes
     record: bytes
     mac: bytes
+    cipher: bytes
     tag: bytes
 
     @classmethod
@@ -151,6 +153,7 @@ class TenantKeys:
             key_id=_hkdf(master, b"kvtcd-id-v1")[:8],
             record=_hkdf(master, b"kvtcd-tenant-v1" + name),
             mac=_hkdf(master, b"kvtcd-mac-v1" + name),
+            cipher=_hkdf(master, b"kvtcd-aes-v1" + name),
             tag=_hkdf(master, b"kvtcd-tag-v1" + name)[:16],
         )
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
+from kvtcd.core.cipher import NONCE_BYTES, TAG_BYTES
 from kvtcd.core.errors import BadChecksum, BadField, BadMagic, BadVersion, Truncated, WrongRecord
 from kvtcd.core.keys import MAX_KEY, MAX_SALT, EngineKey, RecordKey, TenantKeys
 
@@ -35,7 +36,8 @@ FIELDS = (
 _FIXED = struct.Struct("<" + "".join(code for _, code in FIELDS))
 FIXED_BYTES = _FIXED.size
 HAS_PARENT, HAS_FIRST = 1, 2
-PLAINTEXT = 0
+PLAINTEXT, AES_256_GCM = 0, 1
+_NONCE_BYTES = {PLAINTEXT: 0, AES_256_GCM: NONCE_BYTES}
 MAX_NUMBER = (1 << 63) - 1
 MAX_ENVELOPE_BYTES = _FIXED.size + MAX_KEY + MAX_SALT + MAC_BYTES
 
@@ -44,7 +46,8 @@ MAX_ENVELOPE_BYTES = _FIXED.size + MAX_KEY + MAX_SALT + MAC_BYTES
 class Envelope:
     """What is known of a stored block without its blob.
 
-    Times are Unix milliseconds; `expires` None means never. `blob_mac` is the keyed BLAKE3 of the blob.
+    Times are Unix milliseconds; `expires` None means never. `blob_bytes` and `blob_mac`, its keyed BLAKE3,
+    are those of the blob as it is stored; with a `nonce` it is encrypted (`core.cipher`).
     """
 
     key: RecordKey
@@ -62,6 +65,7 @@ class Envelope:
     created: int
     expires: int | None
     blob_mac: bytes
+    nonce: bytes = b""
 
 
 def blob_mac(keys: TenantKeys, blob: bytes | bytearray | memoryview) -> bytes:
@@ -74,8 +78,9 @@ def seal(keys: TenantKeys, envelope: Envelope) -> bytes:
     flags = (HAS_PARENT if envelope.parent else 0) | (HAS_FIRST if envelope.first_token is not None else 0)
     body = (
         _FIXED.pack(
-            MAGIC, VERSION, PLAINTEXT, flags, len(envelope.salt), len(envelope.engine_key), 0,
-            envelope.tokens, bytes(24), envelope.key, envelope.tenant_tag, envelope.key_id,
+            MAGIC, VERSION, AES_256_GCM if envelope.nonce else PLAINTEXT, flags, len(envelope.salt),
+            len(envelope.engine_key), 0, envelope.tokens, envelope.nonce, envelope.key, envelope.tenant_tag,
+            envelope.key_id,
             envelope.namespace, envelope.generation, envelope.parent or bytes(32),
             envelope.first_token or 0, envelope.raw_bytes, envelope.blob_bytes, envelope.created,
             envelope.expires or 0, envelope.blob_mac,
@@ -101,8 +106,11 @@ def parse(data: bytes | memoryview) -> Envelope:
         raise BadMagic("envelope", f"begins with {magic.hex()}, not {MAGIC.hex()}")
     if version != VERSION:
         raise BadVersion("envelope", f"version {version}; this release reads {VERSION}")
-    if cipher != PLAINTEXT or any(nonce):
-        raise BadField("envelope", f"cipher {cipher}; this release reads {PLAINTEXT} (none)")
+    if cipher not in _NONCE_BYTES:
+        raise BadField("envelope", f"cipher {cipher}; this release reads {', '.join(map(str, _NONCE_BYTES))}")
+    used, rest = nonce[: _NONCE_BYTES[cipher]], nonce[_NONCE_BYTES[cipher] :]
+    if any(rest) or (cipher == AES_256_GCM and (not any(used) or blob_bytes <= TAG_BYTES)):
+        raise BadField("envelope", f"nonce {nonce.hex()} and {blob_bytes} bytes for cipher {cipher}")
     if not 1 <= key_bytes <= MAX_KEY or salt_bytes > MAX_SALT or zero or flags > HAS_PARENT | HAS_FIRST:
         raise BadField("envelope", f"key of {key_bytes} bytes, salt of {salt_bytes}, flags {flags}")
     if len(data) != _FIXED.size + key_bytes + salt_bytes + MAC_BYTES:
@@ -118,6 +126,7 @@ def parse(data: bytes | memoryview) -> Envelope:
         parent=RecordKey(parent) if flags & HAS_PARENT else None,
         first_token=first if flags & HAS_FIRST else None, tokens=tokens, raw_bytes=raw_bytes,
         blob_bytes=blob_bytes, created=created, expires=expires or None, blob_mac=mac,
+        nonce=used,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core import record as records
+from kvtcd.core.cipher import NONCE_BYTES, TAG_BYTES
 from kvtcd.core.events import Found
 from kvtcd.core.keys import MAX_KEY, MAX_SALT
 from kvtcd.engine.namespaces import Namespace
@@ -71,8 +72,7 @@ def _well_formed(given: Rows, lengths: npt.NDArray[np.int64]) -> Mask:
     rules: list[Mask] = [
         _are(given["magic"], records.MAGIC),
         given["version"] == records.VERSION,
-        given["cipher"] == records.PLAINTEXT,
-        _are(given["nonce"], bytes(24)),
+        _sealed_as_known(given),
         (key_bytes >= 1) & (key_bytes <= MAX_KEY) & (salt_bytes <= MAX_SALT),
         (given["zero"] == 0) & (given["flags"] <= _FLAGS),
         lengths == records.FIXED_BYTES + key_bytes + salt_bytes + records.MAC_BYTES,
@@ -81,6 +81,16 @@ def _well_formed(given: Rows, lengths: npt.NDArray[np.int64]) -> Mask:
     ]
     together: Mask = np.all(rules, axis=0)
     return together
+
+
+def _sealed_as_known(given: Rows) -> Mask:
+    """Apply the rules of ciphers and their nonces."""
+    nonce = np.ascontiguousarray(given["nonce"]).view("u1").reshape(-1, 24)
+    plain = (given["cipher"] == records.PLAINTEXT) & ~nonce.any(axis=1)
+    one = nonce[:, :NONCE_BYTES].any(axis=1) & ~nonce[:, NONCE_BYTES:].any(axis=1)
+    secret = (given["cipher"] == records.AES_256_GCM) & (given["blob_bytes"] > TAG_BYTES)
+    known: Mask = plain | (secret & one)
+    return known
 
 
 def _are(column: npt.NDArray[np.void], value: bytes) -> Mask:

@@ -213,7 +213,9 @@ class Mover:
         async with self._up.enter() as flight:
             scratch = flight.slot
             fetched = flight.begin(stages.read, lambda: fetch(scratch))
-            checked = fetched.then(stages.check, lambda found: steps.check(found, key, tenant, layout))
+            checked = fetched.then(
+                stages.check, lambda found: steps.check(found, key, tenant, layout, scratch)
+            )
             placed = (
                 checked.then(stages.inflate, lambda record: codec.inflate(record.blob, scratch))
                 .then(stages.synthesize, lambda inflated: steps.synthesize(inflated, pieces, scratch))

@@ -20,10 +20,14 @@ TENANT_NAME = "@tenant"
 
 @dataclass(slots=True)
 class Tenant:
-    """One tenant: keys, disk environment (None without a disk tier), namespaces by name."""
+    """One tenant: keys, disk environment (None without a disk tier), namespaces by name.
+
+    What is packed from now on is encrypted if it `encrypts`; what was is read either way.
+    """
 
     keys: TenantKeys
     writer: Writer | None
+    encrypts: bool = False
     namespaces: dict[str, Namespace] = field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvtcd.core import blob as blobs
+from kvtcd.core import cipher
 from kvtcd.core import record as records
 from kvtcd.core.blob import Blob
 from kvtcd.core.errors import Truncated
@@ -77,15 +78,19 @@ def gather(pieces: Sequence[Bytes], scratch: Scratch) -> Bytes:
 
 def seal(packed: Packed, key: RecordKey, origin: Origin, tenant: Tenant) -> Record:
     """Make the record of a packed block."""
+    nonce, blob = b"", packed.blob
+    if tenant.encrypts:
+        nonce = cipher.new_nonce()
+        blob = cipher.encrypt(tenant.keys, key, nonce, blob)
     envelope = Envelope(
         key=key, tenant_tag=tenant.keys.tag, key_id=tenant.keys.key_id,
         namespace=origin.namespace.digest, generation=origin.namespace.generation,
         engine_key=origin.engine_key, salt=origin.salt, parent=origin.parent,
         first_token=origin.first_token, tokens=origin.tokens, raw_bytes=origin.raw_bytes,
-        blob_bytes=len(packed.blob), created=origin.created, expires=origin.expires,
-        blob_mac=records.blob_mac(tenant.keys, packed.blob),
+        blob_bytes=len(blob), created=origin.created, expires=origin.expires,
+        blob_mac=records.blob_mac(tenant.keys, blob), nonce=nonce,
     )  # fmt: skip
-    return Record(records.seal(tenant.keys, envelope), packed.blob)
+    return Record(records.seal(tenant.keys, envelope), blob)
 
 
 def read(key: RecordKey, tenant: Tenant, scratch: Scratch) -> Record:
@@ -112,14 +117,18 @@ def verify(record: Record, key: RecordKey, tenant: Tenant) -> Envelope:
     return envelope
 
 
-def check(record: Record, key: RecordKey, tenant: Tenant, layout: Layout) -> Checked:
-    """Check a record and the form of its blob, before a byte of it is decoded.
+def check(record: Record, key: RecordKey, tenant: Tenant, layout: Layout, scratch: Scratch) -> Checked:
+    """Check a record, decipher its blob if need be and check its form, before a byte of it is decoded.
 
     Raises:
         Corrupt: it is not what was stored, or not of this layout.
     """
     envelope = verify(record, key, tenant)
-    blob = blobs.parse(record.bytes)
+    content = record.bytes
+    if envelope.nonce:
+        stored, content = content, scratch.take(envelope.blob_bytes - cipher.TAG_BYTES).data
+        cipher.decrypt(tenant.keys, key, envelope.nonce, stored, content)
+    blob = blobs.parse(content)
     if (blob.header.tokens, blob.header.raw_bytes) != (envelope.tokens, envelope.raw_bytes):
         raise Truncated("blob", "has another length than its envelope says")
     if blob.header.layout != layout.digest or layout.nbytes(envelope.tokens) != envelope.raw_bytes:

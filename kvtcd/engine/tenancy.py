@@ -43,6 +43,7 @@ class Tenancy:
         master: the master key.
         codecs: chooses profile and codec of a namespace.
         open_environment: opens a tenant's disk environment by the tenant tag; None without a disk tier.
+        encrypt: encrypt what is packed.
 
     Attributes:
         hot: blocks found at start that were raw in memory before.
@@ -59,8 +60,10 @@ class Tenancy:
         master: bytes,
         codecs: CodecFactory,
         open_environment: Callable[[str], Environment] | None,
+        encrypt: bool = False,
     ) -> None:
         self.registry = registry
+        self._encrypt = encrypt
         self._driver, self._lane, self._metrics = driver, lane, metrics
         self._policies, self._master, self._codecs = policies, master, codecs
         self._open_environment = open_environment
@@ -104,7 +107,7 @@ class Tenancy:
         if keys.tag.hex() != tag:
             await writer.close()
             return False
-        self.registry.tenants[name] = Tenant(keys, writer)
+        self.registry.tenants[name] = Tenant(keys, writer, self._encrypt)
         for namespace, value in values.items():
             try:
                 identity, generation = restored(namespace, value)
@@ -157,7 +160,7 @@ class Tenancy:
             await writer.exclusive(
                 lambda environment: environment.put_namespace(TENANT_NAME, tenant.encode())
             )
-        self.registry.tenants[tenant] = Tenant(keys, writer)
+        self.registry.tenants[tenant] = Tenant(keys, writer, self._encrypt)
 
     async def _open_writer(self, tag: str) -> Writer:
         assert self._open_environment is not None, "there is a disk tier"

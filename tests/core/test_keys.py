@@ -27,7 +27,7 @@ def test_golden_keys() -> None:
     first = EngineKey(bytes.fromhex(GOLDEN["chain"][0]))
 
     assert [link.key.hex() for link in chain(NAMESPACE, TOKENS, 3)] == GOLDEN["chain"]
-    for name in ("key_id", "record", "mac", "tag"):
+    for name in ("key_id", "record", "mac", "cipher", "tag"):
         assert getattr(tenant, name).hex() == GOLDEN[name]
     assert [tenant.record_key(NAMESPACE, s, first).hex() for s in (b"", b"salt")] == GOLDEN["record_keys"]
 

@@ -10,13 +10,14 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtcd.core import record
+from kvtcd.core import cipher, record
 from kvtcd.core.errors import BadChecksum, BadMagic, BadVersion, Corrupt, Truncated, WrongRecord
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
 from kvtcd.core.record import Envelope
 
 HERE = Path(__file__).parent / "golden"
 SEALED = (HERE / "envelope-v1.bin").read_bytes()
+SECRET = (HERE / "envelope-v1-aes.bin").read_bytes()
 BLOB = (HERE / "blob-v1.bin").read_bytes()
 TENANT = TenantKeys.derive(bytes(range(32)), "uid:1000")
 GOLDEN = record.parse(SEALED)
@@ -39,9 +40,22 @@ def test_golden_envelope() -> None:
     assert envelope.blob_mac == blake3(BLOB, key=TENANT.mac).digest()
 
 
-def test_every_flipped_bit_is_found() -> None:
-    for bit in range(8 * len(SEALED)):
-        damaged = bytearray(SEALED)
+def test_golden_envelope_of_an_encrypted_blob() -> None:
+    stored = (HERE / "blob-v1-aes.bin").read_bytes()
+    envelope = record.open_envelope(TENANT, GOLDEN.key, SECRET)
+    record.check_blob(TENANT, envelope, stored)
+    out = bytearray(len(stored) - cipher.TAG_BYTES)
+    cipher.decrypt(TENANT, envelope.key, envelope.nonce, memoryview(stored), memoryview(out))
+
+    assert out == BLOB
+    assert envelope.nonce == bytes(range(100, 112))
+    assert record.seal(TENANT, envelope) == SECRET
+
+
+@pytest.mark.parametrize("sealed", [SEALED, SECRET], ids=["plain", "encrypted"])
+def test_every_flipped_bit_is_found(sealed) -> None:
+    for bit in range(8 * len(sealed)):
+        damaged = bytearray(sealed)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(Corrupt):
             record.open_envelope(TENANT, GOLDEN.key, bytes(damaged))
@@ -103,6 +117,7 @@ def test_another_tenant_cannot_open_it() -> None:
         (0, b"KVTX", BadMagic),
         (4, b"\x02", BadVersion),
         (6, b"\x01", Corrupt),
+        (6, b"\x02", Corrupt),
         (7, b"\x04", Corrupt),
         (10, b"\x00", Corrupt),
     ],

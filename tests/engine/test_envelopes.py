@@ -37,6 +37,8 @@ sealed = st.builds(
     first_token=st.none() | numbers,
     expires=st.none() | st.integers(NOW - 2000, NOW + 5000),
     created=numbers | st.integers(NOW - 5000, NOW + 5000),
+    nonce=st.sampled_from([b"", b"", b"n" * 12]),
+    blob_bytes=st.sampled_from([1000, 17, 16]),
 )
 
 

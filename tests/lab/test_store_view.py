@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.toy import IDENTITY
 
+from kvtcd.core import cipher
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey, TenantKeys
-from kvtcd.core.record import Envelope, blob_mac, seal
+from kvtcd.core.record import Envelope, blob_mac, parse, seal
 from kvtcd.engine.namespaces import TENANT_NAME, persisted
 from kvtcd.lab.store_view import command
 from kvtcd.tiers.disk import Environment, Put
@@ -45,6 +47,17 @@ def state(tmp_path: Path) -> Path:
     environment.close()
     held.close()
     return tmp_path / "state"
+
+
+def encrypted(keys: TenantKeys, number: int) -> Put:
+    plain = put(keys, number)
+    envelope = parse(plain.envelope)
+    blob = bytes(cipher.encrypt(keys, envelope.key, b"n" * 12, memoryview(BLOB)))
+    return Put(
+        envelope.key,
+        seal(keys, replace(envelope, nonce=b"n" * 12, blob_bytes=len(blob), blob_mac=blob_mac(keys, blob))),
+        blob,
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -95,6 +108,19 @@ def test_without_its_key_a_store_is_read_as_far_as_its_form_goes(state: Path) ->
     assert well
     assert not tenant["authentic"]
     assert tenant["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT}
+
+
+def test_encrypted_blobs_are_read_with_their_key_alone(state: Path) -> None:
+    held = StateDirectory(state)
+    keys = TenantKeys.derive(held.master_key(), "uid:1")
+    environment = Environment(held.tenant(keys.tag.hex()), quota=1 << 24)
+    environment.write([encrypted(keys, COUNT)], [])
+    environment.close()
+    held.close()
+
+    assert inspected(state, verify=True)[1]["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT + 1}
+    (state / "master.key").unlink()
+    assert inspected(state, verify=True)[1]["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT, "encrypted": 1}
 
 
 def test_under_another_key_no_record_is_authentic(state: Path) -> None:

@@ -154,6 +154,7 @@ async def toy_service(
     kind: str = "threads",
     gpu: int = 0,
     codec: CodecFactory | None = None,
+    encrypt: bool = False,
 ) -> AsyncIterator[ToyService]:
     """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
@@ -196,6 +197,7 @@ async def toy_service(
         master=master,
         codecs=codec or toy,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
+        encrypt=encrypt,
     )
     lanes, recorder = [*stages.streams(), lane], None
     if record:

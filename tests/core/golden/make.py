@@ -6,7 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
-from kvtcd.core import blob, record
+from kvtcd.core import blob, cipher, record
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
 from kvtcd.core.keys import TenantKeys, chain
 from kvtcd.core.layout import Dtype, Layout, Stream, kv_layout
@@ -52,6 +52,7 @@ MLA = Identity(
     parallel="tp2-rank0",
 )
 MASTER = bytes(range(32))
+NONCE = bytes(range(100, 112))
 TOKENS = [5, 0, 4_294_967_295, 17, 17, 3, 9]
 
 
@@ -74,6 +75,7 @@ def keys() -> dict[str, object]:
         "key_id": tenant.key_id.hex(),
         "record": tenant.record.hex(),
         "mac": tenant.mac.hex(),
+        "cipher": tenant.cipher.hex(),
         "tag": tenant.tag.hex(),
         "record_keys": [tenant.record_key(KV.digest, salt, links[0].key).hex() for salt in (b"", b"salt")],
     }
@@ -118,7 +120,13 @@ def blob_bytes() -> bytes:
     )
 
 
-def envelope_bytes(content: bytes) -> bytes:
+def encrypted(content: bytes) -> bytes:
+    tenant = TenantKeys.derive(MASTER, "uid:1000")
+    key = tenant.record_key(KV.digest, b"salt", list(chain(KV.digest, TOKENS, 3))[1].key)
+    return bytes(cipher.encrypt(tenant, key, NONCE, memoryview(content)))
+
+
+def envelope_bytes(content: bytes, nonce: bytes = b"") -> bytes:
     tenant = TenantKeys.derive(MASTER, "uid:1000")
     links = list(chain(KV.digest, TOKENS, 3))
     key = tenant.record_key(KV.digest, b"salt", links[1].key)
@@ -140,6 +148,7 @@ def envelope_bytes(content: bytes) -> bytes:
             created=1_790_000_000_000,
             expires=None,
             blob_mac=record.blob_mac(tenant, content),
+            nonce=nonce,
         ),
     )
 
@@ -149,3 +158,5 @@ if __name__ == "__main__":
     (HERE / "keys-v1.json").write_text(json.dumps(keys(), indent=1) + "\n")
     (HERE / "blob-v1.bin").write_bytes(blob_bytes())
     (HERE / "envelope-v1.bin").write_bytes(envelope_bytes(blob_bytes()))
+    (HERE / "blob-v1-aes.bin").write_bytes(encrypted(blob_bytes()))
+    (HERE / "envelope-v1-aes.bin").write_bytes(envelope_bytes(encrypted(blob_bytes()), NONCE))
