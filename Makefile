@@ -19,7 +19,7 @@ test: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/pytest
 
-# Against real serving frameworks, in an environment of their own (3.5 GB, ten minutes the first time).
+# Against real serving frameworks, in an environment of their own (4 GB, ten minutes the first time).
 test-peers: $(PEERS)/.installed
 	$(PEERS)/bin/python -m pytest tests/peers
 

@@ -66,14 +66,16 @@ def keys_and_values(
     dtype: torch.dtype = torch.bfloat16,
     layers: int = LAYERS,
     heads: int = HEADS,
+    head_dim: int = HEAD_DIM,
     page: int = PAGE,
+    tokens: int = TOKENS,
     seed: int | None = None,
 ) -> Any:
     """A host pool of keys and values, random or empty."""
-    device = sglang.pools.MHATokenToKVPool(TOKENS, page, dtype, heads, HEAD_DIM, layers, "cpu", False)
+    device = sglang.pools.MHATokenToKVPool(tokens, page, dtype, heads, head_dim, layers, "cpu", False)
     host = sglang.mha.MHATokenToKVPoolHost(
         device._mha_buffer_info(), 2.0, 0, page, layout, False, "cpu",
-        device_capacity_tokens=TOKENS, start_layer=0, end_layer=layers,
+        device_capacity_tokens=tokens, start_layer=0, end_layer=layers,
     )  # fmt: skip
     return _filled(host, seed)
 

@@ -34,6 +34,8 @@ from sglang_pools import (
     latent_block,
 )
 from support.models import tiny_llama_config
+from test_vllm_engine import BOUND, KVTC2, TEXT, divergence, profile_of, settled, smollm2
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from kvtcd.client import Notice, What
 from kvtcd.core.errors import BadRequest
@@ -49,6 +51,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # what SGLang says while it is imported is not about us
 ]
+
+__all__ = ["smollm2"]  # a fixture
 
 LATENT_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 _SEEDS = itertools.count(1000)
@@ -74,8 +78,17 @@ def daemon(folder: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def new_daemon(folder: Path) -> Daemon:
-    return Daemon(folder, host=64 << 20, disk=256 << 20, profiles=folder / "profiles")
+def new_daemon(folder: Path, *, profiles: Path | None = None, policy: str | None = None) -> Daemon:
+    folder.mkdir()
+    if policy is not None:
+        (folder / "policy.toml").write_text(policy)
+    return Daemon(
+        folder,
+        host=256 << 20,
+        disk=256 << 20,
+        profiles=profiles or folder / "profiles",
+        policy=folder / "policy.toml" if policy is not None else None,
+    )
 
 
 @pytest.fixture
@@ -209,6 +222,52 @@ def test_the_codec_sees_what_the_model_is(sglang: Any, daemon: Daemon, model: Pa
     assert (identity.layout, identity.page_format, identity.block_tokens) == (wanted, "canonical", PAGE)
     assert identity.rope is not None
     assert identity.rope.kind is RopeKind.DEFAULT
+
+
+@pytest.mark.model
+def test_pages_go_through_the_transform_codec(sglang: Any, folder: Path, smollm2: Path) -> None:
+    """A model's cache from a pool of one layout, packed by kvtc2, into a pool of another."""
+    page, count = 64, 10
+    owner = new_daemon(folder / "codec", profiles=profile_of(smollm2), policy=KVTC2)
+    words = AutoTokenizer.from_pretrained(smollm2)(TEXT.read_text()).input_ids[: page * count + 1]
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    shape = {"dtype": torch.float32, "page": page, "layers": 30, "heads": 3, "head_dim": 64, "tokens": 1024}
+    source = keys_and_values(sglang, "page_head", **shape)
+    target = keys_and_values(sglang, "layer_first", **shape)
+
+    def next_token(cache: DynamicCache) -> dict[str, float]:
+        with torch.no_grad():
+            logits = model(torch.tensor([words[-1:]]), past_key_values=cache).logits[0, -1]
+        return {str(token): float(p) for token, p in enumerate(torch.log_softmax(logits, -1))}
+
+    with torch.no_grad():
+        cache = model(torch.tensor([words[:-1]])).past_key_values
+    for layer, one in enumerate(cache.layers):
+        for stream, tensor in enumerate((one.keys, one.values)):
+            there = source.kv_buffer[stream, :count, :, :, layer]  # [pages, H, T, D]
+            there.copy_(tensor[0].view(3, count, page, 64).permute(1, 0, 2, 3))
+    exact = next_token(cache)
+
+    given, at = keys(sglang, count), indices(*range(count), page=page)
+    with owner:
+        with backend(sglang, owner, smollm2, source) as ours:
+            info = sglang.storage.HiCacheStorageExtraInfo(prefix_keys=[])
+            assert ours.batch_set_v1(given, at, info) == [True] * count
+        settled(owner)
+        with owner.client() as client:
+            (space,) = client.namespaces()
+            assert space.codec.startswith("kvtc2"), space.codec_reason
+            client.demote(space.name, [bytes.fromhex(key) for key in given])
+            packed = client.stats()["tiers"]["disk"]["packed"]
+        with backend(sglang, owner, smollm2, target) as ours:
+            assert ours.batch_get_v1(given, at) == [True] * count
+    held = target.kv_buffer[:, :, : count * page].permute(0, 1, 3, 2, 4).unsqueeze(2)  # [2, L, 1, H, T, D]
+    lossy = next_token(DynamicCache(list(zip(held[0].clone(), held[1].clone(), strict=True))))
+
+    ratio = count * page * 23_040 / packed["bytes"]
+    print(f"KL of the next token {divergence(exact, lossy):.4f}; {ratio:.1f} times smaller than 16 bit")  # noqa: T201
+    assert 0 < divergence(exact, lossy) <= 5 * BOUND  # one token; the bound is for the mean of many
+    assert ratio > 4
 
 
 def test_prefix_keys_are_parents_and_positions(sglang: Any, folder: Path, model: Path) -> None:
