@@ -31,6 +31,7 @@ profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_he
 app.add_typer(profiles, name="profile")
 app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_eval.app, name="eval")
+app.add_typer(cli_engines.llamacpp, name="llamacpp")
 app.command()(cli_engines.chat)
 
 EXIT_CODES = {ConfigError: 2, Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75}
