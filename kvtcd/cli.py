@@ -98,9 +98,9 @@ def doctor(
     json: JsonOption = None,
 ) -> None:
     """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?"""
-    from kvtcd.lab import doctor as lab  # noqa: PLC0415 - numpy
+    from kvtcd.admin import doctor as admin  # noqa: PLC0415 - numpy
 
-    if not lab.command(address=address, json=json):
+    if not admin.command(address=address, json=json):
         raise typer.Exit(1)
 
 
@@ -116,14 +116,31 @@ def inspect(
 ) -> None:
     """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
     if path.is_file():
-        from kvtcd.lab import blob_view  # noqa: PLC0415 - rich
+        from kvtcd.admin import blob_view  # noqa: PLC0415 - rich
 
         blob_view.command(path, json=json)
         return
-    from kvtcd.lab import store_view  # noqa: PLC0415 - lmdb, numpy
+    from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
 
     if not store_view.command(path, shown=records, verify=verify, json=json):
         raise typer.Exit(1)
+
+
+@app.command()
+def rekey(
+    path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
+    *,
+    old_key: Annotated[
+        Path | None, typer.Option(help="File of the key it is under; default: its own, master.key.")
+    ] = None,
+    new_key: Annotated[
+        Path | None, typer.Option(help="File of the key to put it under; default: one that is made up.")
+    ] = None,
+) -> None:
+    """Put all that is stored under another master key; needs room for a second copy."""
+    from kvtcd.admin import rekey as admin  # noqa: PLC0415 - lmdb, numpy
+
+    admin.command(path, old=old_key, new=new_key)
 
 
 @app.command()

@@ -112,6 +112,12 @@ class StateDirectory:
             raise ConfigError(path, "", why)
         return key
 
+    def replace_master_key(self, key: bytes) -> None:
+        """Keep another key from now on, durably; nothing happens where the key is kept elsewhere."""
+        path = self.path / "master.key"
+        if path.exists():
+            durable.write_file(path, key)
+
     def _new_master_key(self, path: Path) -> bytes:
         if stored := len([*self.tenants()]):
             why = (

@@ -1,7 +1,7 @@
 """The disk tier: records in LMDB, one environment per tenant. Nothing else in kvtcd imports lmdb."""
 
 from kvtcd.tiers.disk.environment import MAX_TRANSACTION, Environment
-from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Page, Put, footprint
+from kvtcd.tiers.disk.records import CHUNK_BYTES, KEY_BYTES, MAX_ENVELOPE, PAGE, Page, Put, footprint, fresh
 from kvtcd.tiers.disk.resting import Resting, at_rest
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "Resting",
     "at_rest",
     "footprint",
+    "fresh",
 ]

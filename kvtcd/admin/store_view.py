@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from kvtcd.admin.store_contents import Store, date, look
 from kvtcd.core.errors import ConfigError
-from kvtcd.lab.store_contents import Store, date, look
 from kvtcd.tiers.state import MASTER_KEY_BYTES
 from kvtcd.tiers.state import at_rest as state_at_rest
 

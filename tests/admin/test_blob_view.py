@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtcd.admin.blob_view import command
 from kvtcd.core.errors import ConfigError, Corrupt
-from kvtcd.lab.blob_view import command
 
 GOLDEN = Path(__file__).parents[1] / "codec" / "golden"
 

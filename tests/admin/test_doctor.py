@@ -10,9 +10,9 @@ from rich.console import Console
 from support.http import running
 
 from kvtcd import cli
+from kvtcd.admin import doctor
+from kvtcd.admin.doctor import examine
 from kvtcd.client import Client
-from kvtcd.lab import doctor
-from kvtcd.lab.doctor import examine
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from support.toy import IDENTITY
 
+from kvtcd.admin.store_view import command
 from kvtcd.core import cipher
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey, TenantKeys
 from kvtcd.core.record import Envelope, blob_mac, parse, seal
 from kvtcd.engine.namespaces import TENANT_NAME, persisted
-from kvtcd.lab.store_view import command
 from kvtcd.tiers.disk import Environment, Put
 from kvtcd.tiers.state import StateDirectory
 
