@@ -26,7 +26,7 @@ HASH_SCHEME = "sglang-sha256-le32"
 """SHA-256 of the parent's digest and the page's tokens, chained from a seed of LoRA, extra key and salt."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 ROTATED = ("k", "k_pe")
-REPLICATED = ("mamba",)
+SHARDED = ("mamba",)
 """Pools whose pages differ from rank to rank even where those of MLA do not."""
 
 
@@ -89,7 +89,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model behind the pages; `rope` returns how its keys are rotated, if that is known."""
+    """The model behind the pages, with its layers and how its keys are rotated, if that is known."""
 
     name: str
     weights: str
@@ -168,7 +168,7 @@ def identity_of(name: str, kind: Kind, ranks: Ranks, model: Model, *, variant: s
         scales=kind.scales,
         block_tokens=kind.tokens,
         page_format=kind.page_format if name == "kv" else f"{kind.page_format}-of-{name}"[:256],
-        parallel=ranks.parallel(replicated=ranks.replicated and name not in REPLICATED),
+        parallel=ranks.parallel(replicated=ranks.replicated and name not in SHARDED),
     )
 
 

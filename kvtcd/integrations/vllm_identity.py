@@ -16,7 +16,8 @@ from typing import Any
 from kvtcd.core.errors import BadIdentity, KvtcdError
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.kv_events import HASH_BYTES, VLLM_KEYS
-from kvtcd.core.layout import Dtype, Layout, Stream, canonical_json, kv_layout
+from kvtcd.core.layout import Dtype, Layout, canonical_json, kv_layout
+from kvtcd.integrations.opaque import opaque
 from kvtcd.integrations.transformers_identity import rope_of
 
 ENGINE = "vllm"
@@ -152,7 +153,10 @@ def identities(pages: Pages, model: Model) -> dict[int, Identity]:
 
 def _identity(pages: Pages, group: Group, model: Model) -> Identity:
     mapped = _mapped(pages, group, model.attention)
-    layout, scales = (mapped, "none") if mapped else _opaque(pages, group)
+    layout, scales = mapped, "none"
+    if layout is None:
+        layers = len(group.layers) or 1
+        layout, scales = opaque(pages.chunk_bytes, group.tokens, [pages.dtype], layers=layers)
     return Identity(
         engine=f"{ENGINE} {model.settings}",
         hash_scheme=VLLM_KEYS,
@@ -186,19 +190,6 @@ def _mapped(pages: Pages, group: Group, attention: Attention | None) -> Layout |
 
 def _named(pages: Pages) -> str:
     return _KNOWN.get((pages.device, pages.kernels, pages.order), "")
-
-
-def _opaque(pages: Pages, group: Group) -> tuple[Layout, str]:
-    """Return a layout that has only the right size, and what `scales` has to tell apart beside it."""
-    dtype = Dtype(pages.dtype) if pages.dtype in tuple(Dtype) else Dtype.F16
-    elements, odd = divmod(pages.chunk_bytes, group.tokens * dtype.itemsize)
-    if odd:
-        raise BadIdentity(
-            "layout", f"{pages.chunk_bytes} bytes of a chunk do not divide by {group.tokens} tokens"
-        )
-    layers = len(group.layers) if group.layers and elements % len(group.layers) == 0 else 1
-    stream = Stream("pages", 1, elements // layers, rope=False)
-    return Layout((stream,), layers, dtype), "none" if pages.dtype in tuple(Dtype) else pages.dtype
 
 
 def _unnamed(pages: Pages, group: Group) -> str:
