@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtcd import __version__, cli_bench, cli_engines, cli_eval, config
-from kvtcd.core import access
+from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, config
 from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
 
 app = typer.Typer(
@@ -29,6 +28,7 @@ policies = typer.Typer(help="Policy files.", no_args_is_help=True)
 app.add_typer(policies, name="policy")
 profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
 app.add_typer(profiles, name="profile")
+app.add_typer(cli_admin.app)
 app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_eval.app, name="eval")
 app.add_typer(cli_engines.llamacpp, name="llamacpp")
@@ -86,79 +86,6 @@ def check(path: ConfigOption = None) -> None:
         config.load_tokens(settings.tcp.tokens)
     typer.echo(config.dump(settings), nl=False)
     typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
-
-
-@app.command()
-def doctor(
-    address: Annotated[
-        str | None,
-        typer.Argument(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one."),
-    ] = None,
-    *,
-    json: JsonOption = None,
-) -> None:
-    """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?"""
-    from kvtcd.admin import doctor as admin  # noqa: PLC0415 - numpy
-
-    if not admin.command(address=address, json=json):
-        raise typer.Exit(1)
-
-
-@app.command()
-def inspect(
-    path: Annotated[Path, typer.Argument(help="A state directory, a tenant's in it, or a file with a blob.")],
-    *,
-    records: Annotated[int, typer.Option(min=0, help="List so many records of each tenant.")] = 0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Read every blob and compare it with its MAC and checksums.")
-    ] = False,
-    json: JsonOption = None,
-) -> None:
-    """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
-    if path.is_file():
-        from kvtcd.admin import blob_view  # noqa: PLC0415 - rich
-
-        blob_view.command(path, json=json)
-        return
-    from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
-
-    if not store_view.command(path, shown=records, verify=verify, json=json):
-        raise typer.Exit(1)
-
-
-@app.command()
-def rekey(
-    path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
-    *,
-    old_key: Annotated[
-        Path | None, typer.Option(help="File of the key it is under; default: its own, master.key.")
-    ] = None,
-    new_key: Annotated[
-        Path | None, typer.Option(help="File of the key to put it under; default: one that is made up.")
-    ] = None,
-) -> None:
-    """Put all that is stored under another master key; needs room for a second copy."""
-    from kvtcd.admin import rekey as admin  # noqa: PLC0415 - lmdb, numpy
-
-    admin.command(path, old=old_key, new=new_key)
-
-
-@app.command()
-def token(
-    *,
-    tenant: Annotated[str, typer.Option(help="Whom it stands for; uid:1000 is that user of this host.")],
-    scope: Annotated[list[access.Scope] | None, typer.Option(help="Several allowed; default: data.")] = None,
-) -> None:
-    """Make a token for TCP: shown once, and an entry for the file of tokens on standard output."""
-    try:
-        config.tenant_name(tenant)
-    except ValueError as error:
-        raise ConfigError("--tenant", "", str(error)) from None
-    secret = access.new_token()
-    typer.echo(f"the token, for KVTCD_TOKEN of the client: {secret}", err=True)
-    scopes = ", ".join(f'"{each}"' for each in scope or [access.Scope.DATA])
-    digest = access.digest(secret.encode()).hex()
-    typer.echo(f'[[token]]\nsha256 = "{digest}"\ntenant = "{tenant}"\nscopes = [{scopes}]')
 
 
 @policies.command("check")

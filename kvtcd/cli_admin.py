@@ -1,0 +1,120 @@
+"""Commands for operators: of a daemon that runs, and of what one left on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtcd import config
+from kvtcd.core import access
+from kvtcd.core.errors import ConfigError
+
+app = typer.Typer()
+
+AddressArgument = Annotated[
+    str | None,
+    typer.Argument(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one."),
+]
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
+
+
+@app.command()
+def doctor(
+    address: AddressArgument = None,
+    *,
+    json: JsonOption = None,
+) -> None:
+    """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?"""
+    from kvtcd.admin import doctor as admin  # noqa: PLC0415 - numpy
+
+    if not admin.command(address=address, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A state directory, a tenant's in it, or a file with a blob.")],
+    *,
+    records: Annotated[int, typer.Option(min=0, help="List so many records of each tenant.")] = 0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every blob and compare it with its MAC and checksums.")
+    ] = False,
+    json: JsonOption = None,
+) -> None:
+    """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
+    if path.is_file():
+        from kvtcd.admin import blob_view  # noqa: PLC0415 - rich
+
+        blob_view.command(path, json=json)
+        return
+    from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
+
+    if not store_view.command(path, shown=records, verify=verify, json=json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def rekey(
+    path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
+    *,
+    old_key: Annotated[
+        Path | None, typer.Option(help="File of the key it is under; default: its own, master.key.")
+    ] = None,
+    new_key: Annotated[
+        Path | None, typer.Option(help="File of the key to put it under; default: one that is made up.")
+    ] = None,
+) -> None:
+    """Put all that is stored under another master key; needs room for a second copy."""
+    from kvtcd.admin import rekey as admin  # noqa: PLC0415 - lmdb, numpy
+
+    admin.command(path, old=old_key, new=new_key)
+
+
+@app.command()
+def token(
+    *,
+    tenant: Annotated[str, typer.Option(help="Whom it stands for; uid:1000 is that user of this host.")],
+    scope: Annotated[list[access.Scope] | None, typer.Option(help="Several allowed; default: data.")] = None,
+) -> None:
+    """Make a token for TCP: shown once, and an entry for the file of tokens on standard output."""
+    try:
+        config.tenant_name(tenant)
+    except ValueError as error:
+        raise ConfigError("--tenant", "", str(error)) from None
+    secret = access.new_token()
+    typer.echo(f"the token, for KVTCD_TOKEN of the client: {secret}", err=True)
+    scopes = ", ".join(f'"{each}"' for each in scope or [access.Scope.DATA])
+    digest = access.digest(secret.encode()).hex()
+    typer.echo(f'[[token]]\nsha256 = "{digest}"\ntenant = "{tenant}"\nscopes = [{scopes}]')
+
+
+@app.command()
+def purge(
+    name: Annotated[str, typer.Argument(help="The namespace.")],
+    address: AddressArgument = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    deadline: Annotated[
+        float, typer.Option(min=1, help="Seconds to wait; the purge goes on behind it.")
+    ] = 600,
+) -> None:
+    """Remove a namespace of yours and every byte of its blocks from a running daemon."""
+    from kvtcd.client import Client  # noqa: PLC0415 - the commands that ask no daemon start without it
+
+    with Client(address) as client:
+        client.namespace(name)  # or it says now that there is none
+        yes or typer.confirm(f"Remove namespace {name} and all its blocks from {client.address}?", abort=True)
+        removed = client.purge(name, deadline=deadline)
+    typer.echo(f"{removed:,} blocks of {name} are gone")
+
+
+@app.command()
+def compact(
+    path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
+) -> None:
+    """Give back the room that records left behind, and what was set aside as damaged."""
+    from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
+
+    admin.command(path)
