@@ -186,7 +186,7 @@ def test_one_failing_call_refuses_one_step_and_loses_none(failing, tmp_path, kin
 @pytest.mark.slow
 @CALLS
 def test_whichever_call_fails_one_step_is_refused_and_none_lost(failing, tmp_path, kind, code):
-    assert each_fails(failing, tmp_path, kind, code, 1) > {WRITE: 40, SYNC: 10, META: 10}[kind]
+    assert each_fails(failing, tmp_path, kind, code, 1) > {WRITE: 20, SYNC: 10, META: 10}[kind]
 
 
 def test_a_second_failure_within_ten_minutes_puts_the_environment_out_of_use(failing, tmp_path):

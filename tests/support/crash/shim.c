@@ -54,7 +54,7 @@ static int fails(int fd, char kind) {
     return 1;
 }
 
-/* For the writer, by ctypes: mark the log; fail a write (w), a meta page's write (m) or a sync (s), `after` others. */
+/* For the writer, by ctypes: mark the log; fail a write (w) but of a meta page (m), or a sync (s), `after` others. */
 void shim_mark(const char *text) {
     struct iovec part = {(void *)text, strlen(text)};
     record('m', 0, &part, 1, part.iov_len);
@@ -87,7 +87,7 @@ int close(int fd) {
 
 #define PWRITE(name, type)                                                                                    \
     ssize_t name(int fd, const void *data, size_t length, type offset) {                                      \
-        if (fails(fd, 'w') || (offset < META_END && fails(fd, 'm'))) return -1;                               \
+        if (fails(fd, offset < META_END ? 'm' : 'w')) return -1;                                              \
         struct iovec part = {(void *)data, length};                                                           \
         ssize_t done = REAL(name)(fd, data, length, offset);                                                  \
         if (of_interest(fd)) wrote(fd, &part, 1, done, offset);                                               \
