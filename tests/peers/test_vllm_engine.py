@@ -29,7 +29,7 @@ from kvtcd.lab.models import cache_folder, resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.peers("vllm"), pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peers("vllm"), pytest.mark.slow, pytest.mark.timeout(3600)]
 
 LOSSLESS = """
 [match]
