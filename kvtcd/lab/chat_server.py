@@ -148,6 +148,8 @@ async def _streamed(
             if ask.include_usage:
                 await send(forms.used(piece.usage))
             await response.write(b"data: [DONE]\n\n")
+    except ConnectionError:  # who asked has gone
+        return response
     except Exception as error:
         if not response.prepared:  # then it can still be answered with a status
             raise
