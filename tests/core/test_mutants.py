@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.histories import CatalogMachine
+from support.histories import KEYS, CatalogMachine
 
+from kvtcd.core import events as ev
+from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
+from kvtcd.core.policy import Evict, HostTier, Policy
 from kvtcd.core.requests import Requests
 from kvtcd.core.residency import Residents
 from kvtcd.core.victims import _Search
@@ -70,17 +73,49 @@ def let_a_leased_block_go(monkeypatch) -> None:
     monkeypatch.setattr(Residents, "irreplaceable", lambda *_, **__: False)
 
 
-MUTANTS = [
-    pytest.param(evict_a_pinned_copy, marks=pytest.mark.slow),  # a rare meeting: hundreds of histories
-    drop_before_ready,
-    pin_while_queued,
-    serve_what_is_still_filling,
-    pytest.param(let_a_leased_block_go, marks=pytest.mark.slow),
-]
+def lru(**fields: object) -> tuple[Policy, ...]:
+    return (Policy("p", host=HostTier("raw", high=0.9, low=0.6), evict=Evict("lru"), **fields),) * 3
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+def filled(machine: CatalogMachine, key: RecordKey) -> None:
+    machine.world.filling.remove(key)
+    machine.world.bytes_at[key, Place.HOST] = True
+    machine.tell(ev.Filled(key))
+
+
+def a_reader_under_pressure() -> None:
+    machine = CatalogMachine()
+    machine.start(host=4, disk=0, descents=1, granule=1, policy=lru())
+    machine.put(KEYS[0], 3, patient=False)
+    filled(machine, KEYS[0])
+    machine.get(KEYS[0])
+    machine.put(KEYS[1], 3, patient=False)
+    machine.teardown()
+
+
+def a_lease_under_pressure() -> None:
+    machine = CatalogMachine()
+    machine.start(host=12, disk=6, descents=1, granule=1, policy=lru())
+    machine.recover(KEYS[0], 3)
+    machine.lease([KEYS[0]])
+    machine.put(KEYS[1], 3)
+    filled(machine, KEYS[1])
+    machine.teardown()
+
+
+@pytest.mark.parametrize("mutant", [drop_before_ready, pin_while_queued, serve_what_is_still_filling])
 def test_a_broken_rule_is_noticed(monkeypatch, mutant) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         run_state_machine_as_test(CatalogMachine, settings=HISTORIES)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "history"),
+    [(evict_a_pinned_copy, a_reader_under_pressure), (let_a_leased_block_go, a_lease_under_pressure)],
+)
+def test_a_broken_rule_that_seldom_matters_is_noticed_where_it_does(monkeypatch, mutant, history) -> None:
+    history()
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        history()
