@@ -135,11 +135,12 @@ def command(
         for name in names:
             loaded = models.load(models.resolve(name, progress))
             folder = profiles or profile_for(loaded, Phases(progress)).parent
-            rows += measure(
+            found = measure(
                 loaded, _prompts(loaded, text, sizes),
                 profiles=folder, choice=spec.choice(), rounds=rounds, progress=progress,
             )  # fmt: skip
-    console.print(table(rows))
+            console.print(table(found))
+            rows += found
     if json:
         write_json(
             json, "bench ttft", {"codec": codec, "rounds": rounds, "rows": [asdict(row) for row in rows]}
@@ -221,17 +222,15 @@ def _step(loaded: LoadedModel, cache: DynamicCache, prompt: Sequence[int]) -> fl
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Return the figures as a table."""
-    shown = Table(title="Time to first token, seconds")
-    left = ("model", "source")
-    for column in (*left, "tokens", "fetch", "prefill", "first", "step", "faster", "CPU", "cheaper"):
-        shown.add_column(column, justify="left" if column in left else "right", no_wrap=True)
+    """Return the figures of one model as a table."""
+    shown = Table(title=f"{rows[0].model}: time to first token, seconds")
+    for column in ("source", "tokens", "fetch", "first", "step", "faster", "CPU", "cheaper"):
+        shown.add_column(column, justify="left" if column == "source" else "right", no_wrap=True)
     for row in rows:
-        fetched = row.fetch_decode_s is not None
+        fetch = "" if row.fetch_decode_s is None else f"{row.fetch_decode_s:.2f}"
+        faster, cheaper = (f"{times:.1f}" if fetch else "" for times in (row.speedup, row.cpu_speedup))
         shown.add_row(
-            row.model.rpartition("-")[0] or row.model, row.source, f"{row.tokens:,}",
-            f"{row.fetch_decode_s:.2f}" if fetched else "", f"{row.prefill_s:.2f}", f"{row.ttft_s:.2f}",
-            f"{row.step_s:.2f}", f"{row.speedup:.1f}" if fetched else "", f"{row.cpu_s:.2f}",
-            f"{row.cpu_speedup:.1f}" if fetched else "", end_section=row.source == STORED[-1],
+            row.source, f"{row.tokens:,}", fetch, f"{row.ttft_s:.2f}", f"{row.step_s:.2f}", faster,
+            f"{row.cpu_s:.2f}", cheaper, end_section=row.source == STORED[-1],
         )  # fmt: skip
     return shown
