@@ -57,7 +57,7 @@ class Daemon:
     Args:
         client: of the daemon.
         facts: returns what is known of a model by its name, None for one that is not to be stored.
-        version: of LMCache.
+        version: of LMCache and of the engine.
         lookup_seconds: how long the daemon may take for a lookup.
         seconds: the same for each load or store.
         log: where to say what happens.

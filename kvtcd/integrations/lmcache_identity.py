@@ -69,7 +69,7 @@ class Facts:
 
 
 def identity_of(place: Place, shape: Shape, facts: Facts, *, version: str) -> Identity:
-    """Return the identity of objects of one place and shape; `version` is LMCache's.
+    """Return the identity of objects of one place and shape; `version` is LMCache's and the engine's.
 
     Raises:
         BadIdentity: an object is empty, or has an odd number of bytes.
@@ -93,7 +93,7 @@ def identity_of(place: Place, shape: Shape, facts: Facts, *, version: str) -> Id
         rope=None,
         scales=scales,
         block_tokens=shape.tokens,
-        page_format=f"lmcache-{version}-group{place.group}-{digest}",
+        page_format=f"lmcache-{version[:128]}-group{place.group}-{digest}",
         parallel=parallel_of(place.rank),
     )
 

@@ -23,7 +23,7 @@ from kvtcd.core.keys import MAX_KEY, EngineKey
 from kvtcd.integrations.lanes import Lane
 from kvtcd.integrations.lmcache_daemon import Daemon, Name, Object
 from kvtcd.integrations.lmcache_identity import HASH_BYTES, Place, Shape, salt_of
-from kvtcd.integrations.lmcache_models import Models, Parameters
+from kvtcd.integrations.lmcache_models import Models, Parameters, engine_release
 
 _LOG = logging.getLogger("lmcache.kvtcd")
 _FAILED = L2StoreResult(success=False, bytes_transferred=0)
@@ -66,7 +66,7 @@ class KvtcdL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # as above
         self._daemon = Daemon(
             Client(given.socket, timeout=given.lookup_seconds),
             Models(given, _LOG).facts,
-            version=__version__,
+            version="-".join(filter(None, (__version__, engine_release(given.variant)))),
             lookup_seconds=given.lookup_seconds,
             seconds=given.timeout_seconds,
             log=_LOG,

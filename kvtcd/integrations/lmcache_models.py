@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from typing import Any
 
 from kvtcd.core.errors import BadRequest, KvtcdError
@@ -20,7 +21,8 @@ class Parameters:
     Attributes:
         socket: the daemon's address; default ``$KVTCD_SOCKET``, else ``/run/kvtcd/kvtcd.sock``.
         models: folder of each model's weight files, where the engine was given it by another name.
-        variant: names what else changes the cache, see `Settings`; the engine's release, for instance.
+        variant: names what else changes the cache, see `Settings`; the engine's release too, where the
+            engine is not installed beside LMCache.
         full_digest: read every byte of the weights.
         salt: parts these objects from others of the same user.
         lookup_seconds: how long the daemon may take for a lookup.
@@ -53,6 +55,18 @@ class Parameters:
         if not isinstance(read.models, Mapping):
             raise BadRequest("models", "is not an object with the folder of each model")
         return read
+
+
+def engine_release(variant: str) -> str:
+    """Return the vLLM that is installed here, nothing where none is and `variant` names it.
+
+    Raises:
+        BadRequest: neither; LMCache does not say whose pages it has, and releases order them differently.
+    """
+    found = [f"{name}-{version(name)}" for name in sorted(set(packages_distributions().get("vllm", ())))]
+    if not found and not variant:
+        raise BadRequest("variant", "name the engine and its release, which is not installed beside LMCache")
+    return "-".join(found)
 
 
 class Models:

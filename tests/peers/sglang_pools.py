@@ -44,6 +44,8 @@ def installed() -> Iterator[SimpleNamespace]:
     sys.meta_path.insert(0, finder)
     try:
         cache = "sglang.srt.mem_cache"
+        # It wants 10 GB of memory left over, whatever it takes.
+        import_module(f"{cache}.pool_host.base").HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
         yield SimpleNamespace(
             storage=import_module(f"{cache}.hicache_storage"),
             factory=import_module(f"{cache}.storage.backend_factory").StorageBackendFactory,
