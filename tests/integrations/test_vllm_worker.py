@@ -172,6 +172,14 @@ def test_a_chunk_that_is_late_is_computed_and_does_no_harm_when_it_comes() -> No
     for _ in range(3 * SLOTS):  # and nothing of it is left: memory for chunks comes back
         assert engine.run(Move(key(1), 0, None, (10, 11, 12, 13)), failures=2) == set()
     assert torch.equal(engine.caches["a.0"][10:14], before["a.0"][:4])
+    for number in (2, 3, 4):
+        store(engine, number, *range(4 * number, 4 * number + 4), failures=2)
+    wanted = engine.snapshot()
+    many = [Move(key(n), 0, None, tuple(range(12 + 4 * n, 16 + 4 * n))) for n in (1, 2, 3, 4)]
+    assert engine.run(*many, failures=2) == set()  # each has memory of its own
+    for place, number in enumerate((0, 2, 3, 4)):
+        loaded = engine.caches["a.1"][16 + 4 * place : 20 + 4 * place]
+        assert torch.equal(loaded, wanted["a.1"][4 * number : 4 * number + 4])
     engine.worker.close()
 
 
