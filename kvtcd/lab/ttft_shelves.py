@@ -14,6 +14,7 @@ from kvtcd.client import Client
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.identity import Identity
 from kvtcd.core.policy import CodecChoice
+from kvtcd.integrations.namespaces import register
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab.bench_index import cpu_s
 from kvtcd.lab.codec_spec import policy_text
@@ -42,6 +43,7 @@ class Shelf:
 
     def __init__(self, daemon: Daemon, client: Client, identity: Identity, source: Stored) -> None:
         self._daemon, self._client, self._source = daemon, client, source
+        register(client, identity, deadline=_SETTLE_SECONDS)  # it reads a profile of some hundred megabytes
         self._prefixes = PrefixCache(client, identity)
         why = client.namespace(self._prefixes.namespace).codec_reason
         if why and source != "host-raw":
