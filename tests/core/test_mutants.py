@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+from unittest import mock
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.histories import KEYS, CatalogMachine
 
 from kvtcd.core import events as ev
+from kvtcd.core import relief
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
 from kvtcd.core.policy import Evict, HostTier, Policy
 from kvtcd.core.requests import Requests
 from kvtcd.core.residency import Residents
-from kvtcd.core.victims import _Search
+from kvtcd.core.victims import _Search, victims
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HISTORIES = settings(
     max_examples=1000, stateful_step_count=40, deadline=None, derandomize=True, database=None,
@@ -21,6 +28,14 @@ HISTORIES = settings(
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 """As many as are needed: the first that fails is the end, and is not shrunk."""
+
+
+@pytest.fixture(autouse=True)
+def _what_histories_patched_is_as_it_was() -> Iterator[None]:
+    """A history that breaks off does not come to undo its patch."""
+    yield
+    mock.patch.stopall()
+    assert relief.victims is victims
 
 
 def evict_a_pinned_copy(monkeypatch) -> None:

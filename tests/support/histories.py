@@ -354,6 +354,12 @@ class CatalogMachine(RuleBasedStateMachine):
         """Liveness: once the world has caught up, nobody waits."""
         if not hasattr(self, "catalog"):
             return
+        try:
+            self.come_to_rest()
+        finally:
+            self.patch.stop()
+
+    def come_to_rest(self) -> None:
         self.catch_up()
         while self.world.leases:  # a delete may wait for them, and a put for the delete
             self.tell(ev.Unlease(self.world.leases.pop()))
@@ -364,7 +370,6 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catch_up()
         forgotten = [key for key, end in self.world.ends.items() if end <= self.world.now]
         assert not any(key in self.catalog.residents.entries for key in forgotten), "time to live ends"
-        self.patch.stop()
 
     def catch_up(self) -> None:
         for _ in range(1_000):
