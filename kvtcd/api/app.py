@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, policies
+from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, page, policies
 from kvtcd.api.auth import identify, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
@@ -44,6 +44,8 @@ READ_BUFFER = 1 << 20
 _NS = f"/v1/namespaces/{{ns:{NAMESPACE_NAME}}}"
 _BLOCK = f"{_NS}/blocks/{{key:[^/]+}}"  # what is no key is answered as such by `parse_key`
 _ROUTES = (
+    ("GET", "/", page.show),
+    ("GET", "/page/{file:[a-z]+[.][a-z]+}", page.show),
     ("GET", "/v1", operate.info),
     ("GET", "/v1/stats", operate.stats),
     ("GET", "/v1/history", operate.history),

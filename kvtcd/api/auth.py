@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from kvtcd.api.page import FILES
 from kvtcd.api.state import AUTHENTICATE, SCOPES, TENANT
 from kvtcd.core.access import Caller, Scope, Token, bearer
 
@@ -89,7 +90,9 @@ def require(request: web.Request, scope: Scope) -> None:
 
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give each request its tenant and its scopes."""
+    """Give each request its tenant and its scopes; files of the page are for everybody."""
+    if request.path in FILES:
+        return await handler(request)
     caller = request.app[AUTHENTICATE](request)
     request[TENANT], request[SCOPES] = caller.tenant, caller.scopes
     needed = _NEEDED.get(request.path, Scope.DATA)

@@ -103,12 +103,12 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 def json_response(
     body: Mapping[str, object], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return an answer in JSON."""
+    """Return an answer in JSON, which nobody on its way keeps."""
     return web.Response(
         status=status,
         body=json.dumps(body, separators=(",", ":")).encode(),
         content_type=JSON,
-        headers=headers,
+        headers={"Cache-Control": "no-store"} | dict(headers or {}),
     )
 
 

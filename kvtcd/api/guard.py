@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from kvtcd.api import page
 from kvtcd.api.auth import Handler
 from kvtcd.api.state import TRAFFIC
 from kvtcd.core.errors import Stopping
@@ -22,8 +23,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse what no client of ours sends.
 
     A page in a browser must not reach a local daemon, be it by DNS rebinding or a forged form: browsers mark
-    their requests with ``Origin`` and ``Sec-Fetch-Site``. Bodies are counted in bytes as they come, so none
-    may unfold into more (``Content-Encoding``).
+    their requests with ``Origin`` and ``Sec-Fetch-Site``. Our own page may read what it shows. Bodies are
+    counted in bytes as they come, so none may unfold into more (``Content-Encoding``).
     """
     traffic = request.app[TRAFFIC]
     crowded = not traffic.admit(request)
@@ -37,7 +38,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     local = request.transport.get_extra_info("sockname") if request.transport else None
     if isinstance(local, tuple) and request.host not in _names(local[1]):
         raise web.HTTPMisdirectedRequest(text="no such host here; a proxy has to send the one it connects to")
-    if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
+    from_a_page = "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none"
+    if from_a_page and not page.admits(request):
         raise web.HTTPForbidden(text="requests from web pages are refused")
     if not request.raw_path.startswith("/"):
         raise web.HTTPBadRequest(text="the request target must be a path")
