@@ -66,11 +66,11 @@ async def test_every_stage_keeps_the_order_of_the_blocks(kind) -> None:
         row = sorted((span for span in spans if span.stage == name), key=lambda span: span.begin)
         assert [span.block for span in row] == list(range(20))
         assert all(left.end <= right.begin for left, right in pairwise(row))
-    for block in range(20):
+    # When a device began is not known, but only when somebody noticed that it had ended what was before.
+    for block in range(20) if kind == "threads" else ():
         way = sorted((span for span in spans if span.block == block), key=lambda span: span.begin)
         assert [span.stage for span in way] == ["a", "b", "c"]
-        if kind == "threads":
-            assert all(left.end <= right.begin for left, right in pairwise(way))
+        assert all(left.end <= right.begin for left, right in pairwise(way))
 
 
 async def test_no_more_blocks_are_in_flight_than_there_are_slots(kind) -> None:
