@@ -57,8 +57,9 @@ class Worker:
 
     def begin(self, step: Step) -> None:
         """Begin to load what a step needs."""
+        self._step = step  # first of all, so that `give_up` knows what it has to name
         self._settle()
-        self._step, self._unread = step, set(self._staging.layers)
+        self._unread = set(self._staging.layers)
         if not step.loads:
             return
         slots = self._staging.for_loads

@@ -236,6 +236,17 @@ def test_a_step_that_breaks_loads_nothing_and_keeps_no_memory(engine: Engine, wh
         engine.settled()
 
 
+def test_a_step_that_breaks_at_once_names_its_blocks(engine: Engine, monkeypatch) -> None:
+    def broken() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(engine.worker, "_settle", broken)
+    with pytest.raises(RuntimeError):
+        engine.worker.begin(Step((Move(key(1), 0, None, (10, 11, 12, 13)),)))
+    engine.worker.give_up()
+    assert engine.worker.take_failed() == {10, 11, 12, 13}
+
+
 def test_memory_that_a_daemon_holds_on_to_is_used_no_more(engine: Engine) -> None:
     store(engine, 1, 0, 1, 2, 3)
     engine.regions[0].closed = True
