@@ -6,7 +6,7 @@ import hashlib
 import socket
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCOPES = {"operator": ["data", "admin"], "idle": ["data"], "watcher": ["metrics"]}
+LONG = "z-name.of-sixty-four-characters-" + "0123456789abcdef" * 2
+"""As long as the name of a namespace may be, and hard to break."""
 
 
 @dataclass
@@ -84,6 +86,7 @@ def running() -> Iterator[Site]:
             site = Site(daemon, port, tokens)
             with site.client() as client:
                 client.register("chat", IDENTITY)
+                client.register(LONG, replace(IDENTITY, model="m" * 60))
                 store(client, *range(20))
                 for number in (1, 2, 3, 1, 99):
                     client.match("chat", [key(number), key(number + 1)])

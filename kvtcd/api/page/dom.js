@@ -47,19 +47,18 @@ function morphChildren(old, wanted) {
 }
 
 /**
- * Return a table, the first column of which names the row.
+ * Return a table, the first column of which names the row. A column is of a `kind`: of numbers, or of long names.
  * Roles are given too: narrow screens lay the table out as blocks, and then not every browser knows it as one.
  */
 export function table(caption, columns, rows) {
-  const side = (column) => (column.number ? "number" : null);
   return element("table", { role: "table" },
     element("caption", {}, caption),
     element("thead", { role: "rowgroup" }, element("tr", { role: "row" },
-      columns.map((column) => element("th", { scope: "col", role: "columnheader", class: side(column) }, column.name)))),
+      columns.map((column) => element("th", { scope: "col", role: "columnheader", class: column.kind }, column.name)))),
     element("tbody", { role: "rowgroup" }, rows.map((cells) => element("tr", { role: "row" },
       cells.map((cell, place) => (place === 0
-        ? element("th", { scope: "row", role: "rowheader" }, cell)
-        : element("td", { role: "cell", class: side(columns[place]), "data-column": columns[place].name },
+        ? element("th", { scope: "row", role: "rowheader", class: columns[0].kind }, cell)
+        : element("td", { role: "cell", class: columns[place].kind, "data-column": columns[place].name },
           element("span", {}, cell))))))));
 }
 

@@ -8,8 +8,9 @@ const ROW_S = 300;
 
 const at = (id) => document.getElementById(id);
 const sum = (rows, of) => rows.reduce((total, row) => total + of(row), 0);
-const number = (name) => ({ name, number: true });
-const column = (name) => ({ name });
+const number = (name) => ({ name, kind: "number" });
+const long = (name) => ({ name, kind: "long" });
+const column = (name) => ({ name, kind: null });
 const empty = (text) => element("p", { class: "note" }, text);
 
 /** Return the counts of every form in every tier. */
@@ -129,7 +130,7 @@ export function namespaces(found, stats, policies) {
     ? empty("None yet. An engine registers one when it stores its first block.")
     : table(
       "Your namespaces: raw bytes over packed ones, and the divergence that calibration measured, in nats per token",
-      [column("Namespace"), column("Codec"), number("Ratio"), number("KL"), number("Bytes"), number("Hits"), number("Misses"),
+      [long("Namespace"), long("Codec"), number("Ratio"), number("KL"), number("Bytes"), number("Hits"), number("Misses"),
         number("Hit ratio"), column("Policy")],
       rows,
     ));
@@ -143,7 +144,7 @@ export function prefixes(found) {
   show(at("prefixes"), rows.length === 0
     ? empty("No match has found anything yet.")
     : table("Your prefixes by their first block, since the start", [
-      column("First block"), column("Namespace"), column("Salt"), number("Matches"), number("Longest, in blocks"),
+      column("First block"), long("Namespace"), long("Salt"), number("Matches"), number("Longest, in blocks"),
     ], rows));
 }
 
@@ -162,7 +163,7 @@ export function notices(latest) {
   show(at("notices"), rows.length === 0
     ? empty("Nothing has happened to your blocks since this page listens.")
     : table("What became of your blocks, the latest first", [
-      column("Time"), column("What"), column("Namespace"), column("Block"), column("Where and why"),
+      column("Time"), column("What"), long("Namespace"), column("Block"), column("Where and why"),
     ], rows));
 }
 
@@ -177,7 +178,7 @@ export function tenants(found) {
   const names = Object.keys(found[0]?.tiers ?? {});
   show(at("tenants"), found.length === 0 ? empty("None yet.") : table(
     "All tenants, and what their namespaces hold",
-    [column("Tenant"), number("Namespaces"), ...names.map((name) => number(name)), number("Hits"), number("Misses")],
+    [long("Tenant"), number("Namespaces"), ...names.map((name) => number(name)), number("Hits"), number("Misses")],
     found.map((each) => [
       each.tenant, count(each.namespaces.length),
       ...names.map((name) => {
@@ -192,7 +193,7 @@ export function tenants(found) {
 export function policies(found) {
   show(at("policies"), table(
     "In order: the first that fits a namespace governs it",
-    [column("Policy"), column("Fits"), column("Codec"), column("Host"), column("Disk"), column("Goes first"), column("Governs")],
+    [column("Policy"), long("Fits"), column("Codec"), column("Host"), column("Disk"), column("Goes first"), long("Governs")],
     found.map(({ name, match, codec, host, disk, evict, namespaces: governed }) => [
       name,
       Object.entries(match).filter(([, glob]) => glob !== "*").map(([field, glob]) => `${field} ${glob}`).join(", ") || "everything",
