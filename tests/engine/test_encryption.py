@@ -50,7 +50,7 @@ async def test_packed_copies_in_memory_are_encrypted_too(tmp_path) -> None:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
         for number in range(12):
             await store(toy.service, ns, {number: block(number)})
-        counts = toy.service.stats(TENANT).to_json()["tiers"]["host"][str(Form.PACKED)]
+        counts = toy.service.overview.stats(TENANT).to_json()["tiers"]["host"][str(Form.PACKED)]
         assert counts["blocks"], "some were packed in place"
         assert zlib.compress(block(0), 1)[100:200] not in bytes(toy.memory.slab)
         for number in range(12):
