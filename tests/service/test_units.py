@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
@@ -202,10 +203,11 @@ def test_systemd_itself_can_hand_over_the_socket(tmp_path: Path) -> None:
     activator = ["systemd-socket-activate", f"--listen={daemon.socket}", "--fdname=data", *command]
     with daemon.log.open("ab") as log, subprocess.Popen(activator, stdout=log, stderr=log) as process:
         try:
-            while not daemon.socket.exists():
-                assert process.poll() is None
             with Client(daemon.socket) as client:
-                assert client.ready(), "the first to come starts it, and waits"
+                # Who comes first once somebody listens starts it, and waits. The file is there before that.
+                while not client.ready():
+                    assert process.poll() is None
+                    time.sleep(0.05)
                 assert client.stats()["blocks"] == 0
         finally:
             process.terminate()
