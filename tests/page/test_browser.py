@@ -251,9 +251,14 @@ def test_pages_in_the_background_hold_nothing(browser, site):
             browser.driver.close()
         browser.driver.switch_to.window(first)
     with site.client() as client:
-        store(client, 70)
-        browser.shows("#notices", key(70).hex()[:16])
-        client.delete("chat", key(70))
+
+        def told() -> bool:
+            """Store a block anew, for a page that has only just come to the front; see whether it says so."""
+            store(client, 70)
+            client.delete("chat", key(70))
+            return key(70).hex()[:16] in browser.text("#notices")
+
+        browser.until(told)
     for _ in range(8):  # the browser keeps pages that one has left, with what they had open
         enter(browser, site)
     browser.until(lambda: listeners() == 1)
