@@ -9,12 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kvtcd.core.errors import ConfigError, StoreFull
-from kvtcd.tiers.disk import Environment
+from kvtcd.core.errors import StoreFull
+from kvtcd.tiers.disk import UNBOUNDED, Environment
 from kvtcd.tiers.state import StateDirectory
-
-_QUOTA = 1 << 40
-"""No bound of ours: what was held before is held again."""
 
 
 def command(path: Path) -> None:
@@ -29,12 +26,10 @@ def command(path: Path) -> None:
         StoreFailed, StoreFull: an environment cannot be read, or there is no room for a second copy of it; it
             is as it was.
     """
-    if not (path / "lock").is_file():
-        raise ConfigError(path, "", "is no state directory (it has no file `lock`)")
     table = Table(title=f"{path}, MB")
     for heading in ("tenant", "before", "now"):
         table.add_column(heading, justify="left" if heading == "tenant" else "right")
-    with closing(StateDirectory(path)) as state:
+    with closing(StateDirectory.existing(path)) as state:
         for tag in state.tenants():
             before, after = compact(state.tenant(tag))
             table.add_row(tag, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}")
@@ -48,7 +43,7 @@ def compact(environment: Path) -> tuple[int, int]:
         StoreFailed, StoreFull: see `command`.
     """
     before = _bytes(environment)
-    with closing(Environment(environment, quota=_QUOTA)) as opened:
+    with closing(Environment(environment, quota=UNBOUNDED)) as opened:
         _require_room(environment, opened.used)
         opened.rewrite(lambda _: True, opened.namespaces())
     return before, _bytes(environment)

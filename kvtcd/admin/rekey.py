@@ -23,11 +23,9 @@ from kvtcd.core.errors import ConfigError, Corrupt
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.engine.warmup import WARM_NAME
-from kvtcd.tiers.disk import Environment, Put, fresh
+from kvtcd.tiers.disk import UNBOUNDED, Environment, Put, fresh
 from kvtcd.tiers.state import MASTER_KEY_BYTES, StateDirectory
 
-_QUOTA = 1 << 40
-"""No bound of ours: what was held before is held again."""
 _BATCH_BYTES = 32 << 20
 
 
@@ -59,14 +57,12 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         ConfigError: it is no state directory, or a key cannot be used.
         StoreFailed, StoreFull: it cannot be read, or there is no room for a second copy; nothing has changed.
     """
-    if not (path / "lock").is_file():
-        raise ConfigError(path, "", "is no state directory (it has no file `lock`)")
-    kept = (path / "master.key").exists()
-    if not kept and new is None:
-        why = "it keeps no master key of its own; say with --new-key which one the daemon will be handed"
-        raise ConfigError(path, "", why)
     console = Console()
-    with closing(StateDirectory(path)) as state:
+    with closing(StateDirectory.existing(path)) as state:
+        kept = (path / "master.key").exists()
+        if not kept and new is None:
+            why = "it keeps no master key of its own; say with --new-key which one the daemon will be handed"
+            raise ConfigError(path, "", why)
         before = state.master_key() if old is None else _key(old)
         after = secrets.token_bytes(MASTER_KEY_BYTES) if new is None else _key(new)
         if before == after:
@@ -106,7 +102,7 @@ def _rewrite(
     state: StateDirectory, tag: str, before: bytes, after: bytes, *, done: Rekeyed, progress: Progress
 ) -> str | None:
     """Write one tenant's environment anew; return its new tag, None if it is not of this master key."""
-    with closing(Environment(state.tenant(tag), quota=_QUOTA)) as source:
+    with closing(Environment(state.tenant(tag), quota=UNBOUNDED)) as source:
         values = source.namespaces()
         values.pop(WARM_NAME, None)
         name = values.get(TENANT_NAME, b"").decode(errors="replace")
@@ -115,7 +111,7 @@ def _rewrite(
             return None
         bar = progress.add_task(name, total=None)
         try:
-            with closing(Environment(state.tenant(new.tag.hex()), quota=_QUOTA)) as target:
+            with closing(Environment(state.tenant(new.tag.hex()), quota=UNBOUNDED)) as target:
                 for namespace, value in values.items():
                     target.put_namespace(namespace, value)
                 for batch in _Rewriting(source, old, new, done).batches():
@@ -171,9 +167,7 @@ class _Rewriting:
         records.check_blob(self._old, envelope, blob)
         name, nonce = self._names[key], envelope.nonce
         if nonce:
-            plain = bytearray(len(blob) - cipher.TAG_BYTES)
-            cipher.decrypt(self._old, key, nonce, blob, memoryview(plain))
-            nonce = cipher.new_nonce()
+            plain, nonce = records.content(self._old, envelope, blob, records.fresh), cipher.new_nonce()
             blob = memoryview(cipher.encrypt(self._new, name, nonce, plain))
         renamed = replace(
             envelope, key=name, tenant_tag=self._new.tag, key_id=self._new.key_id,

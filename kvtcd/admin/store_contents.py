@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.progress import Progress
 
 from kvtcd.core import blob as blobs
-from kvtcd.core import cipher
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt
 from kvtcd.core.keys import RecordKey, TenantKeys, log_name
@@ -167,11 +166,9 @@ class _Record:
         data = memoryview(found[1].data if found else b"")
         if self._keys:
             records.check_blob(self._keys, envelope, data)
-        if envelope.nonce:
-            if self._keys is None:
-                return ENCRYPTED
-            data, stored = memoryview(bytearray(len(data) - cipher.TAG_BYTES)), data
-            cipher.decrypt(self._keys, self._key, envelope.nonce, stored, data)
+            data = records.content(self._keys, envelope, data, records.fresh)
+        elif envelope.nonce:
+            return ENCRYPTED
         parsed = blobs.parse(data)
         for section in parsed.sections:
             parsed.payload(section)

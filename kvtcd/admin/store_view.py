@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -41,7 +40,8 @@ def command(path: Path, *, shown: int, verify: bool, json: Path | None) -> bool:
     with ExitStack() as stack:
         stack.enter_context(state_at_rest(state))
         progress = stack.enter_context(Progress(console=console, transient=True))
-        stores = [look(each, _master(state), shown, progress, verify=verify) for each in environments]
+        master = _master(state)
+        stores = [look(each, master, shown, progress, verify=verify) for each in environments]
     for store in stores:
         _show(console, store, verify=verify)
     if not stores:
@@ -78,7 +78,7 @@ def _figures(store: Store) -> dict[str, object]:
 
 
 def _show(console: Console, store: Store, *, verify: bool) -> None:
-    table = Table(title=f"tenant {store.tenant}", caption=_caption(store, verify=verify))
+    table = Table(title=f"tenant {store.tenant}", caption="; ".join(_remarks(store, verify=verify)))
     for heading in ("namespace", "blocks", "tokens", "raw MB", "packed MB", "ratio", "stored", "damaged"):
         table.add_column(heading, justify="left" if heading in {"namespace", "damaged"} else "right")
     for name, held in store.namespaces.items():
@@ -98,10 +98,6 @@ def _show(console: Console, store: Store, *, verify: bool) -> None:
         for row in store.records:
             listing.add_row(*("" if value is None else str(value) for value in row.values()))
         console.print(listing)
-
-
-def _caption(store: Store, *, verify: bool) -> str:
-    return "; ".join(islice(_remarks(store, verify=verify), 10))
 
 
 def _remarks(store: Store, *, verify: bool) -> Iterator[str]:

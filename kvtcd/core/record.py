@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import hmac
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from kvtcd.core.cipher import NONCE_BYTES, TAG_BYTES
+from kvtcd.core.cipher import NONCE_BYTES, TAG_BYTES, decrypt
 from kvtcd.core.errors import BadChecksum, BadField, BadMagic, BadVersion, Truncated, WrongRecord
 from kvtcd.core.keys import MAX_KEY, MAX_SALT, EngineKey, RecordKey, TenantKeys
 
@@ -161,3 +162,23 @@ def check_blob(keys: TenantKeys, envelope: Envelope, blob: bytes | bytearray | m
         raise Truncated("record", f"{len(blob)} bytes of {envelope.blob_bytes}")
     if not hmac.compare_digest(blob_mac(keys, blob), envelope.blob_mac):
         raise BadChecksum("record", "the blob does not match its MAC")
+
+
+def fresh(nbytes: int) -> memoryview:
+    """Give new memory."""
+    return memoryview(bytearray(nbytes))
+
+
+def content(
+    keys: TenantKeys, envelope: Envelope, stored: memoryview, take: Callable[[int], memoryview]
+) -> memoryview:
+    """Return the blob that is stored: as it is, or deciphered into memory that `take` gives.
+
+    Raises:
+        BadChecksum: it does not match its tag.
+    """
+    if not envelope.nonce:
+        return stored
+    plain = take(len(stored) - TAG_BYTES)
+    decrypt(keys, envelope.key, envelope.nonce, stored, plain)
+    return plain

@@ -124,11 +124,9 @@ def check(record: Record, key: RecordKey, tenant: Tenant, layout: Layout, scratc
         Corrupt: it is not what was stored, or not of this layout.
     """
     envelope = verify(record, key, tenant)
-    content = record.bytes
-    if envelope.nonce:
-        stored, content = content, scratch.take(envelope.blob_bytes - cipher.TAG_BYTES).data
-        cipher.decrypt(tenant.keys, key, envelope.nonce, stored, content)
-    blob = blobs.parse(content)
+    blob = blobs.parse(
+        records.content(tenant.keys, envelope, record.bytes, lambda nbytes: scratch.take(nbytes).data)
+    )
     if (blob.header.tokens, blob.header.raw_bytes) != (envelope.tokens, envelope.raw_bytes):
         raise Truncated("blob", "has another length than its envelope says")
     if blob.header.layout != layout.digest or layout.nbytes(envelope.tokens) != envelope.raw_bytes:

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.tiers import durable
@@ -74,6 +75,17 @@ class StateDirectory:
         durable.make_directory(self._tenants)
         for leftover in self._tenants.glob("*" + durable.PART):
             durable.remove_tree(leftover)
+
+    @classmethod
+    def existing(cls, path: Path) -> Self:
+        """Hold a directory that a daemon has used; none is made.
+
+        Raises:
+            AlreadyRunning, ConfigError: as when it is made, or it is no state directory.
+        """
+        if not (path / "lock").is_file():
+            raise ConfigError(path, "", "is no state directory (it has no file `lock`)")
+        return cls(path)
 
     def master_key(self, given: bytes | None = None) -> bytes:
         """Return the 32 bytes from which all keys of this store are derived; the first call creates them.

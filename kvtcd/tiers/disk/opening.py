@@ -12,6 +12,9 @@ from kvtcd.tiers.disk.faults import Damaged
 from kvtcd.tiers.disk.generation import Generation
 from kvtcd.tiers.disk.inspection import Condition, fault, read_condition, write_condition
 
+UNBOUNDED = 1 << 40
+"""Quota of who adds nothing: what was held before is held again."""
+
 
 def build(environment: Path, quota: int, fill: Callable[[Generation], None]) -> Path:
     """Make the next generation of `environment`, let `fill` write into it, publish it; return its directory.
