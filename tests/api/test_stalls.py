@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
+from asyncio.events import Handle
 from dataclasses import replace
 
 import pytest
@@ -20,38 +22,41 @@ LARGE = replace(
 )
 NBYTES = LARGE.layout.nbytes(512)
 """64 MiB."""
+ROUNDS = 5
 
 
-async def test_blocks_of_64_mib_stall_nobody():
-    pauses: list[float] = []
+def processor_seconds(call) -> float:
+    """Seconds of processor this thread spends in `call`: what others run meanwhile is not in them."""
+    before = time.thread_time()
+    call()
+    return time.thread_time() - before
 
-    async def tick() -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            before = loop.time()
-            await asyncio.sleep(0.001)
-            pauses.append(loop.time() - before)
+
+async def test_blocks_of_64_mib_stall_nobody(monkeypatch):
+    steps: list[float] = []
+    step = Handle._run
+    monkeypatch.setattr(Handle, "_run", lambda handle: steps.append(processor_seconds(lambda: step(handle))))
 
     blocks = [bytes([number]) * NBYTES for number in range(3)]
     buffers = [bytearray(NBYTES) for _ in blocks]
     sums = [zlib.crc32(data) for data in blocks]
+    one_copy = min(processor_seconds(lambda: bytearray(blocks[0])) for _ in range(5))
 
     def work(client: Client, number: int) -> bool:
-        """Do nothing that keeps the interpreter lock for long: the loop would wait for the test."""
         key = EngineKey(b"%d" % number)
         client.put("demo", BlockHead(key, 512, 0), blocks[number])
         return zlib.crc32(client.get("demo", key, out=buffers[number])) == sums[number]
 
     async with running(host=8 * NBYTES, disk=0) as daemon:
         await daemon.register(LARGE)
-        ticker = asyncio.create_task(tick())
         with Client(daemon.socket) as client:
-            for _ in range(3):
+            steps.clear()
+            for _ in range(ROUNDS):
                 done = await asyncio.gather(*(asyncio.to_thread(work, client, n) for n in range(3)))
                 assert all(done)
                 for n in range(3):
                     await asyncio.to_thread(client.delete, "demo", b"%d" % n)
-        ticker.cancel()
-    pauses.sort()
-    assert pauses[len(pauses) * 99 // 100] < 0.05, pauses[-20:]
-    assert pauses[-1] < 0.3, pauses[-20:]
+    assert len(steps) > ROUNDS * len(blocks)
+    long = sorted(seconds for seconds in steps if seconds > one_copy / 2)
+    # The kernel's own work falls on whoever runs, now and then; a block touched in one step shows every time.
+    assert len(long) < ROUNDS * len(blocks), (one_copy, long)
