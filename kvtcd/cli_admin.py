@@ -18,6 +18,17 @@ AddressArgument = Annotated[
     typer.Argument(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="config.toml of the daemon, which must not run; default: its own."),
+]
+FileKeyOption = Annotated[
+    Path,
+    typer.Option(help="File of 32 random bytes that the export is encrypted and authenticated with."),
+]
+MasterOption = Annotated[
+    Path | None, typer.Option(help="File of the daemon's master key; default: its own, master.key.")
+]
 
 
 @app.command()
@@ -118,3 +129,39 @@ def compact(
     from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
 
     admin.command(path)
+
+
+@app.command()
+def export(
+    name: Annotated[str, typer.Argument(help="The namespace.")],
+    *,
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    key: FileKeyOption,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose it is; default: of the only one who has it.")
+    ] = None,
+    config_file: ConfigOption = None,
+    master_key: MasterOption = None,
+) -> None:
+    """Write a namespace with its blocks and profiles into a file, for another daemon or for later."""
+    from kvtcd.admin import exports  # noqa: PLC0415 - torch, lmdb
+
+    exports.command(name, config.load(config_file), tenant=tenant, out=out, key=key, master=master_key)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What `kvtcd export` wrote.")],
+    *,
+    key: FileKeyOption,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose it becomes; default: of the same name as before.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the namespace; default: as before.")] = None,
+    config_file: ConfigOption = None,
+    master_key: MasterOption = None,
+) -> None:
+    """Store what is in such a file; nothing is stored of a file that is not intact to its end."""
+    from kvtcd.admin import imports  # noqa: PLC0415 - torch, lmdb
+
+    imports.command(file, config.load(config_file), key=key, tenant=tenant, name=name, master=master_key)

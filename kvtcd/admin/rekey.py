@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from kvtcd.admin.key_files import read_key
 from kvtcd.core import cipher
 from kvtcd.core import record as records
 from kvtcd.core.errors import ConfigError, Corrupt
@@ -63,8 +64,8 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         if not kept and new is None:
             why = "it keeps no master key of its own; say with --new-key which one the daemon will be handed"
             raise ConfigError(path, "", why)
-        before = state.master_key() if old is None else _key(old)
-        after = secrets.token_bytes(MASTER_KEY_BYTES) if new is None else _key(new)
+        before = state.master_key() if old is None else read_key(old)
+        after = secrets.token_bytes(MASTER_KEY_BYTES) if new is None else read_key(new)
         if before == after:
             raise ConfigError(new or path, "", "is the key that it is under already")
         with Progress(console=console, transient=True) as progress:
@@ -175,14 +176,3 @@ class _Rewriting:
             blob_mac=records.blob_mac(self._new, blob), nonce=nonce,
         )  # fmt: skip
         return Put(name, records.seal(self._new, renamed), blob)
-
-
-def _key(file: Path) -> bytes:
-    """Read a master key."""
-    try:
-        key = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
-    if len(key) != MASTER_KEY_BYTES:
-        raise ConfigError(file, "", f"has {len(key)} bytes; a master key has {MASTER_KEY_BYTES}")
-    return key

@@ -46,15 +46,18 @@ class ProfileFolder:
         if digest in self._loaded:
             return self._loaded[digest]
         try:
-            return self._load(self._located(digest))
+            return self._load(self.located(digest))
         except OSError:
             raise UnknownProfile(digest) from None
         except Corrupt as fault:
             _log.warning("%s", fault)
             raise UnknownProfile(digest) from None
 
-    def _located(self, digest: bytes) -> Path:
-        """Return the file with this content: under its digest, or under any name its owner gave it."""
+    def located(self, digest: bytes) -> Path:
+        """Return the file with this content: under its digest, or under any name its owner gave it.
+
+        Without one, return where it would be.
+        """
         named = self._path / (digest.hex() + SUFFIX)
         others = () if named.exists() else self._path.glob(f"*{SUFFIX}")
         return next((path for path in others if self._digest(path) == digest), named)

@@ -150,11 +150,11 @@ class TenantKeys:
         name = tenant.encode()
         return cls(
             tenant=tenant,
-            key_id=_hkdf(master, b"kvtcd-id-v1")[:8],
-            record=_hkdf(master, b"kvtcd-tenant-v1" + name),
-            mac=_hkdf(master, b"kvtcd-mac-v1" + name),
-            cipher=_hkdf(master, b"kvtcd-aes-v1" + name),
-            tag=_hkdf(master, b"kvtcd-tag-v1" + name)[:16],
+            key_id=hkdf(master, b"kvtcd-id-v1")[:8],
+            record=hkdf(master, b"kvtcd-tenant-v1" + name),
+            mac=hkdf(master, b"kvtcd-mac-v1" + name),
+            cipher=hkdf(master, b"kvtcd-aes-v1" + name),
+            tag=hkdf(master, b"kvtcd-tag-v1" + name)[:16],
         )
 
     def record_key(self, namespace: bytes, salt: bytes, key: bytes) -> RecordKey:
@@ -187,7 +187,7 @@ class TenantKeys:
         return record_key
 
 
-def _hkdf(master: bytes, info: bytes) -> bytes:
-    """One 32-byte block of HKDF-SHA256 with the default salt of zeros."""
-    extracted = hmac.digest(bytes(32), master, "sha256")
+def hkdf(secret: bytes, info: bytes, salt: bytes = bytes(32)) -> bytes:
+    """Return one 32-byte block of HKDF-SHA256 (RFC 5869); its default salt is zeros."""
+    extracted = hmac.digest(salt, secret, "sha256")
     return hmac.digest(extracted, info + b"\x01", "sha256")

@@ -124,14 +124,22 @@ def check(record: Record, key: RecordKey, tenant: Tenant, layout: Layout, scratc
         Corrupt: it is not what was stored, or not of this layout.
     """
     envelope = verify(record, key, tenant)
-    blob = blobs.parse(
-        records.content(tenant.keys, envelope, record.bytes, lambda nbytes: scratch.take(nbytes).data)
-    )
-    if (blob.header.tokens, blob.header.raw_bytes) != (envelope.tokens, envelope.raw_bytes):
+    content = records.content(tenant.keys, envelope, record.bytes, lambda nbytes: scratch.take(nbytes).data)
+    return Checked(envelope, formed(content, envelope.tokens, envelope.raw_bytes, layout))
+
+
+def formed(content: memoryview, tokens: int, raw_bytes: int, layout: Layout) -> Blob:
+    """Read a blob whose bytes are authentic, and compare it with what was said of it.
+
+    Raises:
+        Corrupt: it is not of this form, length or layout.
+    """
+    blob = blobs.parse(content)
+    if (blob.header.tokens, blob.header.raw_bytes) != (tokens, raw_bytes):
         raise Truncated("blob", "has another length than its envelope says")
-    if blob.header.layout != layout.digest or layout.nbytes(envelope.tokens) != envelope.raw_bytes:
+    if blob.header.layout != layout.digest or layout.nbytes(tokens) != raw_bytes:
         raise Truncated("blob", "is of another layout than its namespace")
-    return Checked(envelope, blob)
+    return blob
 
 
 def synthesize(inflated: Inflated, pieces: Sequence[Bytes], scratch: Scratch) -> Bytes:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 PART = ".part"
 """Suffix of what is being built or being removed."""
@@ -34,13 +37,24 @@ def make_directory(path: Path) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Create or replace `path`, readable by its owner alone (0600)."""
+    with new_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Create or replace `path` (0600) by what is written while this is entered; an error changes nothing."""
     part = path.with_name(path.name + PART)
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

@@ -34,7 +34,7 @@ def test_golden_keys() -> None:
 
 def test_key_derivation_agrees_with_rfc_5869() -> None:
     """Test case 3 of the RFC: no salt, no info; the first 32 of its 42 bytes."""
-    okm = keys._hkdf(b"\x0b" * 22, b"")
+    okm = keys.hkdf(b"\x0b" * 22, b"")
 
     assert okm.hex() == "8da4e775a563c18f715f802a063c5a31b8a11f5c5ee1879ec3454e5f3c738d2d"
 

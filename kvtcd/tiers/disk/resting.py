@@ -51,6 +51,19 @@ class Resting:
         """
         return self.generation.read(key, fresh) if self.generation else None
 
+    def envelope(self, key: bytes) -> bytes | None:
+        """Return the envelope of a record, None for one that is not there.
+
+        Raises:
+            Corrupt: its header cannot be read.
+        """
+        return self.generation.envelope(key) if self.generation else None
+
+    @property
+    def used(self) -> int:
+        """Bytes that the records occupy."""
+        return self.generation.used if self.generation else 0
+
 
 @contextmanager
 def at_rest(environment: Path) -> Iterator[Resting]:

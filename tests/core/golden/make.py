@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import zlib
 from pathlib import Path
 
-from kvtcd.core import blob, cipher, record
+from kvtcd.core import archive, blob, cipher, record
+from kvtcd.core.archive_messages import Block, Namespace, ProfileHead
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
-from kvtcd.core.keys import TenantKeys, chain
+from kvtcd.core.keys import EngineKey, TenantKeys, chain
 from kvtcd.core.layout import Dtype, Layout, Stream, kv_layout
 
 HERE = Path(__file__).parent
@@ -153,6 +156,27 @@ def envelope_bytes(content: bytes, nonce: bytes = b"") -> bytes:
     )
 
 
+def export_bytes() -> bytes:
+    """Return an export of two blocks and a profile."""
+    content, raw_bytes, profile = memoryview(blob_bytes()), KV.layout.nbytes(200), b"a profile in two parts"
+    root = EngineKey(b"\x01" * 32)
+    out = io.BytesIO()
+    writer = archive.Writer(MASTER, bytes(range(32, 64)), out.write)
+    writer.put(Namespace("docs", "uid:1000", KV))
+    writer.put(Block(root, b"", None, None, 200, raw_bytes, 1_790_000_000_000, None, content))
+    writer.put(
+        Block(
+            EngineKey(b"\x02"), b"salt", root, 512, 200, raw_bytes,
+            1_790_000_000_001, 1_800_000_000_000, content,
+        )
+    )  # fmt: skip
+    writer.put(ProfileHead(hashlib.sha256(profile).digest(), len(profile)))
+    writer.put(profile[:10])
+    writer.put(profile[10:])
+    writer.end()
+    return out.getvalue()
+
+
 if __name__ == "__main__":
     (HERE / "identities-v1.json").write_text(json.dumps(identities(), indent=1, sort_keys=True) + "\n")
     (HERE / "keys-v1.json").write_text(json.dumps(keys(), indent=1) + "\n")
@@ -160,3 +184,4 @@ if __name__ == "__main__":
     (HERE / "envelope-v1.bin").write_bytes(envelope_bytes(blob_bytes()))
     (HERE / "blob-v1-aes.bin").write_bytes(encrypted(blob_bytes()))
     (HERE / "envelope-v1-aes.bin").write_bytes(envelope_bytes(encrypted(blob_bytes()), NONCE))
+    (HERE / "export-v1.bin").write_bytes(export_bytes())
