@@ -20,7 +20,9 @@ AddressArgument = Annotated[
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="config.toml of the daemon, which must not run; default: its own."),
+    typer.Option(
+        "--config", "-c", help="config.toml of the daemon, which must not run; without it, the defaults."
+    ),
 ]
 FileKeyOption = Annotated[
     Path,
@@ -140,13 +142,13 @@ def export(
     tenant: Annotated[
         str | None, typer.Option(help="Whose it is; default: of the only one who has it.")
     ] = None,
-    config_file: ConfigOption = None,
+    path: ConfigOption = None,
     master_key: MasterOption = None,
 ) -> None:
     """Write a namespace with its blocks and profiles into a file, for another daemon or for later."""
     from kvtcd.admin import exports  # noqa: PLC0415 - torch, lmdb
 
-    exports.command(name, config.load(config_file), tenant=tenant, out=out, key=key, master=master_key)
+    exports.command(name, config.load(path), tenant=tenant, out=out, key=key, master=master_key)
 
 
 @app.command("import")
@@ -158,10 +160,10 @@ def import_(
         str | None, typer.Option(help="Whose it becomes; default: of the same name as before.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the namespace; default: as before.")] = None,
-    config_file: ConfigOption = None,
+    path: ConfigOption = None,
     master_key: MasterOption = None,
 ) -> None:
     """Store what is in such a file; nothing is stored of a file that is not intact to its end."""
     from kvtcd.admin import imports  # noqa: PLC0415 - torch, lmdb
 
-    imports.command(file, config.load(config_file), key=key, tenant=tenant, name=name, master=master_key)
+    imports.command(file, config.load(path), key=key, tenant=tenant, name=name, master=master_key)

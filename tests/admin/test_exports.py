@@ -14,8 +14,10 @@ from admin.test_store_view import put
 from engine.test_service import fetch, key, store
 from support.records import keys_in
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
+from typer.testing import CliRunner
 
 from kvtcd.admin import exports, imports
+from kvtcd.cli import app
 from kvtcd.config import Config
 from kvtcd.core import record as records
 from kvtcd.core.errors import (
@@ -359,3 +361,24 @@ def test_a_name_that_several_have_asks_whose(tmp_path, secret) -> None:
     with pytest.raises(ConfigError, match="several have a namespace docs: uid:1, uid:3"):
         exported(tmp_path / "a", tmp_path / "again.kvtx", secret)
     exported(tmp_path / "a", tmp_path / "again.kvtx", secret, tenant="uid:3")
+
+
+def test_by_the_command_line_with_the_daemons_own_configuration(tmp_path, secret) -> None:
+    for each in ("a", "b"):
+        (tmp_path / f"{each}.toml").write_text(
+            f'[daemon]\nstate = "{each}"\n[codec]\nprofiles = "profiles"\n'
+        )
+    filled(tmp_path / "a")
+    begun(tmp_path / "b")
+    file, run = tmp_path / "docs.kvtx", CliRunner().invoke
+    first = run(
+        app,
+        ["export", "docs", "--out", str(file), "--key", str(secret), "--config", str(tmp_path / "a.toml")],
+    )
+    assert first.exit_code == 0, first.output
+    second = run(
+        app,
+        ["import", str(file), "--key", str(secret), "--config", str(tmp_path / "b.toml"), "--name", "books"],
+    )
+    assert second.exit_code == 0, second.output
+    check(tmp_path / "b", name="books")
