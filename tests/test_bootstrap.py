@@ -15,6 +15,8 @@ import pytest
 import torch
 from support import fake_cuda, fake_cudart, fake_nvcomp
 from support.codec_world import World, kv
+from support.patience import PATIENCE_S
+from support.toy import soon
 
 from kvtcd import bootstrap
 from kvtcd.codec import nvcomp
@@ -83,7 +85,7 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
 
 async def there_and_back(service) -> list[bool]:
     """Store blocks, drop them to the disk, fetch them; tell which came back as they were."""
-    deadline = asyncio.get_running_loop().time() + 30
+    deadline = soon()
     namespace = await service.register(TENANT, "n", WORLD.identity)
     bodies = {
         EngineKey(bytes([n]) * 32): WORLD.block(TOKENS, seed=n, first_token=64).numpy().tobytes()
@@ -198,7 +200,7 @@ async def test_a_port_that_is_taken_is_refused_by_the_file_and_field_that_ask_fo
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
 async def test_a_daemon_whose_gpu_is_lost_says_so_and_can_be_stopped(tmp_path, monkeypatch) -> None:
-    told, deadline = [], asyncio.get_running_loop().time() + 30
+    told, deadline = [], soon()
     async with bootstrap.service(configuration(tmp_path, gpu=1 << 20), lost=told.append) as service:
         same = await there_and_back(service)
         namespace = service.namespace(TENANT, "n")
@@ -231,7 +233,7 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
 
     monkeypatch.setattr(bootstrap, "on_cuda", made)
     running = asyncio.create_task(serve(configuration(tmp_path, gpu=1 << 20)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await listening.wait()
         await asyncio.to_thread(listeners[0], DeviceLost("cuda:0", "an illegal memory access"))
         with pytest.raises(DeviceLost):

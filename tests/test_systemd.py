@@ -6,6 +6,7 @@ import os
 import socket
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import ConfigError
 from kvtcd.systemd import Supervisor, credential, inherited
@@ -14,7 +15,7 @@ from kvtcd.systemd import Supervisor, credential, inherited
 @pytest.fixture
 def inbox():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
-        inbox.settimeout(5)
+        inbox.settimeout(PATIENCE_S)
         yield inbox
 
 

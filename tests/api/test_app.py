@@ -13,13 +13,14 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import NS, closed, running
+from support.http import NS, closed, running, until
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, block
 
 from kvtcd import __version__, api
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import bind
-from kvtcd.api.state import TRAFFIC
+from kvtcd.api.state import IN_FLIGHT, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
 from kvtcd.core.messages import Info
 from kvtcd.core.problem import KINDS
@@ -183,8 +184,9 @@ async def test_requests_under_way_end_before_the_daemon_does():
             f"{len(block(1))}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
             + block(1)[:100]
         )
-        await asyncio.sleep(0.1)
+        await until(lambda: daemon.app[IN_FLIGHT].held)
         stopping = asyncio.create_task(daemon.runner.cleanup())
+        await until(lambda: daemon.app[TRAFFIC].closing)
         await asyncio.sleep(0.1)
         assert not stopping.done()
         writer.write(block(1)[100:])
@@ -202,9 +204,8 @@ async def test_a_request_that_outlasts_the_drain_is_cut_and_its_room_given_back(
             f"PUT {NS}/blocks/ab?tokens={BLOCK_TOKENS} HTTP/1.1\r\nHost: kvtcd\r\nContent-Length: "
             f"{len(block(1))}\r\nContent-Type: application/octet-stream\r\n\r\n".encode()
         )
-        await asyncio.sleep(0.1)
-        assert daemon.toy.catalog.residents.entries
-        async with asyncio.timeout(3):
+        await until(lambda: daemon.toy.catalog.residents.entries)
+        async with asyncio.timeout(PATIENCE_S):
             await daemon.runner.cleanup()
         assert await reader.read() == b""
         await closed(writer)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 from support.http import NS, TENANT_HEADER, closed, running
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd.api import auth
@@ -64,7 +65,7 @@ async def ask(port: int, method: str, path: str, *headers: str, host: str | None
         *headers,
     ]
     writer.write("\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     await closed(writer)
     head, _, body = answer.partition(b"\r\n\r\n")

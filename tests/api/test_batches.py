@@ -8,7 +8,8 @@ import threading
 
 import pytest
 from support.http import NS, TENANT_HEADER, running
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
+from support.patience import PATIENCE_S
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block, soon
 
 from kvtcd.api.limits import Limits
 from kvtcd.core import wire
@@ -95,8 +96,7 @@ async def test_the_last_block_may_be_partial_and_blocks_come_up_from_disk():
         await daemon.register()
         await put(daemon, frame(0) + frame(1, tokens=3), Prefer="durable")
         ns = daemon.toy.service.namespace("uid:1", "demo")
-        soon = asyncio.get_running_loop().time() + 10
-        await daemon.toy.service.blocks.demote(ns, [key(0), key(1)], b"", soon)
+        await daemon.toy.service.blocks.demote(ns, [key(0), key(1)], b"", soon())
         found = await get(daemon, [0, 1])
         assert [(h["tier"], h["tokens"], data) for h, data in found] == [
             ("disk", BLOCK_TOKENS, block(0)),
@@ -149,9 +149,8 @@ async def test_busy_at_the_first_block_refuses_the_request_and_later_only_drops(
         await daemon.register()
         await put(daemon, frame(7) + frame(8))
         ns = daemon.toy.service.namespace("uid:1", "demo")
-        soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.blocks.read(ns, key(7), b"", soon):
-            async with daemon.toy.service.blocks.read(ns, key(8), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, key(7), b"", soon()):
+            async with daemon.toy.service.blocks.read(ns, key(8), b"", soon()):
                 status, problem = await put(daemon, frame(0), **{"Kvtcd-Deadline-Ms": "50"})
                 assert (status, problem["type"]) == (503, "urn:kvtcd:error:busy")
             status, answer = await put(daemon, frame(0) + frame(1) + frame(2), **{"Kvtcd-Deadline-Ms": "50"})
@@ -165,18 +164,17 @@ async def test_what_comes_too_late_is_a_miss():
         await daemon.register()
         await put(daemon, frame(0) + frame(1), Prefer="durable")
         ns = daemon.toy.service.namespace("uid:1", "demo")
-        soon = asyncio.get_running_loop().time() + 10
-        await daemon.toy.service.blocks.demote(ns, [key(1)], b"", soon)
+        await daemon.toy.service.blocks.demote(ns, [key(1)], b"", soon())
         (codec,) = daemon.toy.codecs
         original = codec.inflate
 
         def slow(blob, scratch):
-            codec.gate.wait(10)
+            codec.gate.wait(PATIENCE_S)
             return original(blob, scratch)
 
         codec.inflate = slow
         codec.gate.clear()
-        found = await get(daemon, [0, 1, 0], **{"Kvtcd-Deadline-Ms": "200"})
+        found = await get(daemon, [0, 1, 0], **{"Kvtcd-Deadline-Ms": "1000"})
         codec.gate.set()
         assert [header["status"] for header, _ in found] == ["hit", "miss", "miss"]
 
@@ -213,9 +211,8 @@ async def test_prefetch_brings_blocks_up_a_few_at_a_time_and_pins_none():
         ns = daemon.toy.service.namespace("uid:1", "demo")
         body = b"".join(frame(n) for n in range(12))
         assert (await put(daemon, body))[0] == 200
-        soon = asyncio.get_running_loop().time() + 10
         keys = [key(n) for n in range(12)]
-        await daemon.toy.service.blocks.demote(ns, keys, b"", soon)
+        await daemon.toy.service.blocks.demote(ns, keys, b"", soon())
         wanted = {"keys": [k.hex() for k in (*keys, key(99), keys[0])]}
         most = 0
 
@@ -244,12 +241,11 @@ async def test_a_prefetch_can_be_cancelled_and_outlasts_no_deadline():
         ns = daemon.toy.service.namespace("uid:1", "demo")
         assert (await put(daemon, b"".join(frame(n) for n in range(8))))[0] == 200
         keys = [key(n) for n in range(8)]
-        soon = asyncio.get_running_loop().time() + 10
-        await daemon.toy.service.blocks.demote(ns, keys, b"", soon)
+        await daemon.toy.service.blocks.demote(ns, keys, b"", soon())
         wanted = {"keys": [k.hex() for k in keys]}
         (tenant,) = daemon.toy.service._registry.tenants.values()
         held, read = threading.Event(), tenant.writer.environment.read
-        tenant.writer.environment.read = lambda *args: held.wait(10) and read(*args)
+        tenant.writer.environment.read = lambda *args: held.wait(PATIENCE_S) and read(*args)
         try:
             async with daemon.request("POST", f"{NS}/prefetch", json=wanted) as answer:
                 begun = await answer.json()

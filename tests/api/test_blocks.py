@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 from support.http import NS, TENANT_HEADER, closed, running, until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import IN_FLIGHT
@@ -227,9 +227,8 @@ async def test_no_room_in_time_is_busy_and_says_when_to_come_back():
         ns = daemon.toy.service.namespace("uid:1", "demo")
         async with put(daemon):
             pass
-        soon = asyncio.get_running_loop().time() + 10
         async with (
-            daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon),  # pins the only room
+            daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon()),  # pins the only room
             put(daemon, key="cd", headers={"Kvtcd-Deadline-Ms": "50"}) as answer,
         ):
             assert answer.status == 503
@@ -244,8 +243,7 @@ async def test_a_client_that_leaves_while_it_waits_for_room_waits_no_longer():
         ns = daemon.toy.service.namespace("uid:1", "demo")
         async with put(daemon):
             pass
-        soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, bytes.fromhex(KEY), b"", soon()):
             _, writer = await asyncio.open_unix_connection(daemon.socket)
             writer.write(
                 f"PUT {path('cd', tokens=BLOCK_TOKENS)} HTTP/1.1\r\nHost: a\r\nContent-Length: {BLOCK_BYTES}"
@@ -288,7 +286,7 @@ async def test_an_error_within_a_body_breaks_the_connection_instead_of_lying():
             raise Torn
 
         with patch("kvtcd.engine.sessions.Lease.pieces", pieces):
-            answer = await daemon.raw(f"GET {path()} HTTP/1.1\r\nHost: a\r\n\r\n".encode(), wait=2)
+            answer = await daemon.raw(f"GET {path()} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
         head, body = answer.split(b"\r\n\r\n", 1)
         assert head.startswith(b"HTTP/1.1 200")
         assert body == block(1)[: len(body)], "nothing else is passed off as bytes of the block"

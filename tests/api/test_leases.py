@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from support.http import NS, TENANT_HEADER, Daemon, running, until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+from support.patience import PATIENCE_S
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api.limits import Limits
 from kvtcd.core.keys import EngineKey, chain, token_array, tokens_to_bytes
@@ -27,8 +28,8 @@ async def store(daemon: Daemon, *heads: BlockHead | int, name: str = "demo", ten
     service = daemon.toy.service
     for head in heads:
         one = head if isinstance(head, BlockHead) else BlockHead(key(head), BLOCK_TOKENS, 0)
-        ns, soon = service.namespace(tenant, name), asyncio.get_running_loop().time() + 5
-        async with service.blocks.batch(ns, b"", soon) as batch:
+        ns = service.namespace(tenant, name)
+        async with service.blocks.batch(ns, b"", soon()) as batch:
             data = block(one.key[0], one.tokens)
             slot = await batch.reserve(one, len(data))
             if slot is not None:
@@ -195,7 +196,7 @@ async def test_a_deletion_waits_for_leases_and_a_purge_ends_them():
         assert len(daemon.toy.catalog.residents.entries) == 2, "but not gone"
         await give_back(daemon, lease["id"])
         await until(lambda: len(daemon.toy.catalog.residents.entries) == 1)
-        async with asyncio.timeout(5), daemon.request("DELETE", NS) as answer:
+        async with asyncio.timeout(PATIENCE_S), daemon.request("DELETE", NS) as answer:
             assert (answer.status, await answer.json()) == (200, {"removed": 1})
         assert held(daemon) == 0
         assert daemon.toy.service.leases._of == {}

@@ -65,10 +65,10 @@ async def test_a_put_over_the_budget_is_refused_before_its_body_and_other_tenant
         await until(lambda: daemon.app[IN_FLIGHT].held)
 
         expect = head[:-2] + b"Expect: 100-continue\r\nTest-Tenant: %s\r\n\r\n"
-        refused = await daemon.raw((expect % b"uid:1").replace(b"/aa", b"/bb"), wait=0.3)
+        refused = await daemon.raw((expect % b"uid:1").replace(b"/aa", b"/bb"), upto=b"\r\n\r\n")
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1\r\n" in refused
-        welcome = await daemon.raw((expect % b"uid:2").replace(b"/aa", b"/bb"), wait=0.3)
+        welcome = await daemon.raw((expect % b"uid:2").replace(b"/aa", b"/bb"), upto=b"\r\n\r\n")
         assert welcome == b"HTTP/1.1 100 Continue\r\n\r\n"
 
         writer.write(block(1)[1:])

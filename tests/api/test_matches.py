@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from support.http import NS, TENANT_HEADER, Daemon, running, until
-from support.toy import BLOCK_TOKENS, IDENTITY, block
+from support.toy import BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.core.keys import EngineKey, chain, token_array, tokens_to_bytes
 from kvtcd.core.messages import BlockHead
@@ -18,10 +18,6 @@ OCTETS = {"Content-Type": "application/octet-stream"}
 
 def key(number: int) -> EngineKey:
     return EngineKey(bytes([number]) * 32)
-
-
-def soon() -> float:
-    return asyncio.get_running_loop().time() + 5
 
 
 async def store(daemon: Daemon, name: str, *heads: BlockHead) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 from support.http import closed, running
+from support.patience import PATIENCE_S
 
 from kvtcd.api import page
 from kvtcd.api.auth import authenticate
@@ -43,7 +44,7 @@ async def ask(port: int, method: str, path: str, *headers: str) -> tuple[int, di
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close", *headers]
     writer.write("\r\n".join([*lines, "", ""]).encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         if path == "/v1/events":
             answer = await reader.readuntil(b"\r\n\r\n")
         else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import zmq.asyncio
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, ToyService, block, soon, toy_service
 
 from kvtcd.api import publisher
@@ -47,7 +48,7 @@ class Router:
 
     async def joined(self, toy: ToyService) -> None:
         """Return when nothing is missed any more: who subscribes is not in time for what is being told."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not await self._heard.poll(50):
                 toy.service.feeds.publish(MINE, Notice(What.PURGED, namespace="n"))
         last = (await self.ask(0))[-1][0]
@@ -56,7 +57,7 @@ class Router:
 
     async def hear(self) -> tuple[int, list[Any]]:
         """Return number and events of the next batch."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return self._read(await self._heard.recv_multipart())
 
     async def events(self, count: int) -> list[Any]:
@@ -72,7 +73,7 @@ class Router:
         asked.connect(self.what.replay)
         await asked.send_multipart([b"", first.to_bytes(8, "big")])
         found = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (frames := await asked.recv_multipart())[2] != END:
                 found.append(self._read(frames[1:]))
         asked.close(linger=0)

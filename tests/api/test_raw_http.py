@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import socket
 from dataclasses import replace
 
 import pytest
-from support.http import NS, closed, running
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+from support.http import NS, Daemon, closed, running, until
+from support.patience import PATIENCE_S
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api import app
 from kvtcd.api.limits import Limits
 from kvtcd.core.layout import Dtype, kv_layout
+from kvtcd.core.messages import BlockHead
 
 pytestmark = pytest.mark.asyncio
 
@@ -99,8 +100,9 @@ async def test_the_body_of_a_refused_request_is_never_taken_for_a_request():
     async with running() as daemon:
         await daemon.register()
         for header in ("Content-Encoding: gzip", "Origin: http://evil.example"):
-            answer = await daemon.raw(put_head(header, nbytes=len(SMUGGLED)) + SMUGGLED, wait=0.5)
-            assert statuses(answer) in ([415], [403])
+            last = b"GET /healthz HTTP/1.1\r\nHost: kvtcd\r\nConnection: close\r\n\r\n"
+            answer = await daemon.raw(put_head(header, nbytes=len(SMUGGLED)) + SMUGGLED + last)
+            assert statuses(answer) in ([415, 200], [403, 200])
         assert daemon.toy.service.namespaces("uid:1")
 
 
@@ -113,10 +115,9 @@ async def test_a_chunked_body_is_refused_and_a_bad_chunk_hangs_nothing():
             b"ffffffffffffffffffff\r\n",
             b"5\r\nhelloXX",
         ):
-            async with asyncio.timeout(5):
-                answer = await daemon.raw(
-                    put_head("Connection: close", "Transfer-Encoding: chunked", nbytes=None) + chunk
-                )
+            answer = await daemon.raw(
+                put_head("Connection: close", "Transfer-Encoding: chunked", nbytes=None) + chunk
+            )
             assert statuses(answer)[:1] in ([411], [400]), answer
         assert daemon.blocks() == 0
 
@@ -125,7 +126,7 @@ async def test_an_absurd_length_is_refused_at_once():
     async with running() as daemon:
         await daemon.register()
         for nbytes in (99_999_999_999, 2**63, 2**64):
-            answer = await daemon.raw(put_head("Connection: close", nbytes=nbytes), wait=1)
+            answer = await daemon.raw(put_head("Connection: close", nbytes=nbytes), upto=b"\r\n\r\n")
             assert statuses(answer) in ([413], [400]), answer
         assert not daemon.toy.catalog.residents.entries
 
@@ -162,7 +163,7 @@ async def test_continue_is_sent_only_to_those_who_are_welcome():
         async def first(data: bytes) -> list[int]:
             reader, writer = await asyncio.open_unix_connection(daemon.socket)
             writer.write(data)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 answer = await reader.readuntil(b"\r\n\r\n")
             await closed(writer)
             return statuses(answer)
@@ -193,7 +194,7 @@ async def test_a_body_that_drips_is_given_up():
                 break
             writer.write(bytes([byte]))
             await asyncio.sleep(0.02)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert (await answer).startswith(b"HTTP/1.1 408")
         await closed(writer)
         await daemon.settled()
@@ -219,15 +220,20 @@ async def test_cut_bodies_leak_no_room(how):
         assert not daemon.toy.catalog.residents.entries
 
 
-async def test_downloads_that_are_cut_or_never_read_let_go_of_their_block():
-    async with running(Limits(stall_s=0.3), host=16 * LARGE_BYTES) as daemon:
-        await daemon.register(LARGE)
-        body = io.BytesIO(bytes(LARGE_BYTES))
-        async with daemon.request(
-            "PUT", TARGET, data=body, headers={"Content-Type": "application/octet-stream"}
-        ) as answer:
-            assert answer.status == 201
-        get = f"GET {NS}/blocks/abcd HTTP/1.1\r\nHost: kvtcd\r\n\r\n".encode()
+async def store_large(daemon: Daemon) -> bytes:
+    """Store a block that no buffer of a socket takes whole; return the request that asks for it."""
+    await daemon.register(LARGE)
+    ns = daemon.toy.service.namespace("uid:1", "demo")
+    async with daemon.toy.service.blocks.batch(ns, b"", soon()) as batch:
+        slot = await batch.reserve(BlockHead(b"\xab\xcd", BLOCK_TOKENS, 0), LARGE_BYTES)
+        slot.write(memoryview(bytes(LARGE_BYTES)))
+        await batch.commit()
+    return f"GET {NS}/blocks/abcd HTTP/1.1\r\nHost: kvtcd\r\n\r\n".encode()
+
+
+async def test_downloads_that_are_cut_let_go_of_their_block():
+    async with running(host=16 * LARGE_BYTES) as daemon:
+        get = await store_large(daemon)
         for _ in range(50):
             reader, writer = await asyncio.open_unix_connection(daemon.socket)
             writer.write(get)
@@ -235,12 +241,15 @@ async def test_downloads_that_are_cut_or_never_read_let_go_of_their_block():
             writer.transport.abort()
         await daemon.settled()
 
+
+async def test_a_download_that_is_never_read_lets_go_of_its_block():
+    async with running(Limits(stall_s=0.3), host=16 * LARGE_BYTES) as daemon:
+        get = await store_large(daemon)
         stalled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stalled.setblocking(False)
         stalled.connect(str(daemon.socket))
         stalled.sendall(get)
-        await asyncio.sleep(0.1)
-        assert daemon.toy.catalog.residents.pins
+        await until(lambda: daemon.toy.catalog.residents.pins)
         await daemon.settled()
         stalled.close()
 
@@ -251,7 +260,7 @@ async def test_connections_that_say_nothing_or_not_enough_are_closed(monkeypatch
         for data in (b"", b"GET /v1 HT", b"GET /healthz HTTP/1.1\r\nHost: kvtcd\r\n\r\n"):
             reader, writer = await asyncio.open_unix_connection(daemon.socket)
             writer.write(data)
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(PATIENCE_S):
                 await reader.read()
             await closed(writer)
 
@@ -263,15 +272,16 @@ async def test_connections_over_the_limit_are_turned_away_and_others_served():
         for reader, writer in open_ones:
             writer.write(ask)
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-        answer = await daemon.raw(ask, wait=3)
+        answer = await daemon.raw(ask)
         assert statuses(answer) == [503]
         assert b"Retry-After: 1" in answer
-        watched = await daemon.raw(probe, wait=3)
+        watched = await daemon.raw(probe)
         assert statuses(watched) == [200], "whoever watches must not take a busy daemon for a dead one"
         assert b"Connection: close" in watched
         for reader, writer in open_ones:
             writer.write(ask)
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
             await closed(writer)
-        await asyncio.sleep(0.1)
-        assert statuses(await daemon.raw(ask, wait=0.3)) == [200]
+        async with asyncio.timeout(PATIENCE_S):  # until the daemon has seen that they are gone
+            while statuses(await daemon.raw(ask, upto=b"}")) != [200]:
+                pass

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.http import NS, TENANT_HEADER, Daemon, running, until
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
@@ -71,7 +72,7 @@ class Shared:
 
 def hand_over(daemon: Daemon, fds: list[int], message: bytes = HELLO) -> tuple[socket.socket, dict]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(5)
+    connection.settimeout(PATIENCE_S)
     connection.connect(side_socket(str(daemon.socket)))
     socket.send_fds(connection, [message], fds)
     return connection, json.loads(connection.recv(4096) or b"{}")
@@ -210,12 +211,12 @@ async def test_who_ends_a_region_learns_when_nothing_writes_to_it_any_more():
 
         def slow(memory: memoryview) -> None:
             begun.set()
-            assert go.wait(5)
+            assert go.wait(PATIENCE_S)
             memory[:1] = b"x"
 
         with closing(shared.connection):
             copying = asyncio.create_task(part.copy(slow))
-            await asyncio.to_thread(begun.wait, 5)
+            await asyncio.to_thread(begun.wait, PATIENCE_S)
             copying.cancel()
             shared.connection.shutdown(socket.SHUT_WR)
             end = asyncio.create_task(asyncio.to_thread(shared.connection.recv, 1))
@@ -263,7 +264,7 @@ async def test_what_is_no_sealed_memory_is_refused_and_its_descriptors_closed(fd
 
 
 async def test_regions_of_a_tenant_are_bounded_in_number_and_size():
-    async with running(Limits(shutdown_s=2, regions=2, region_bytes=3 * SIZE)) as daemon:
+    async with running(Limits(regions=2, region_bytes=3 * SIZE)) as daemon:
         first, second = await share(daemon), await share(daemon)
         third = await share(daemon)
         assert third.answer["status"] == 503
@@ -278,11 +279,11 @@ async def test_regions_of_a_tenant_are_bounded_in_number_and_size():
 
 
 async def test_connections_that_hand_over_nothing_are_closed():
-    async with running(Limits(shutdown_s=2, stall_s=0.1, connections=2)) as daemon:
+    async with running(Limits(stall_s=0.1, connections=2)) as daemon:
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
         with closing(*silent):
             for one in silent:
-                one.settimeout(5)
+                one.settimeout(PATIENCE_S)
                 one.connect(side_socket(str(daemon.socket)))
             assert [await asyncio.to_thread(one.recv, 1) for one in silent] == [b"", b"", b""]
 
@@ -302,10 +303,12 @@ async def test_without_descriptors_the_side_socket_waits_until_there_are_some(mo
                 return getattr(real, name)
 
         side._listening = Exhausted()
+        begun = asyncio.get_running_loop().time()
         sharing = asyncio.create_task(share(daemon))
         await until(lambda: asked)
         await asyncio.sleep(0.1)
-        assert len(asked) == 1, "it does not turn in circles"
+        pauses = (asyncio.get_running_loop().time() - begun) / 0.2
+        assert len(asked) <= 1 + pauses, "it does not turn in circles"
         side._listening = real
         (await sharing).connection.close()
 

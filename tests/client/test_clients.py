@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 from support.http import Daemon, closed, running, until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+from support.patience import PATIENCE_S
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd import __version__
 from kvtcd.api.limits import Limits
+from kvtcd.api.state import REGIONS
 from kvtcd.client import AsyncClient, BlockHead, Client, groups
 from kvtcd.core import errors, wire
 from kvtcd.core.keys import EngineKey, chain
@@ -207,7 +209,7 @@ async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, da
         notices = client.events("demo", **where)
         return [await anext(notices) for _ in range(count)]
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         hearing = asyncio.create_task(hear(1))
         await until(daemon.toy.service.metrics.listeners._value.get)
         await client.put("demo", head(1), block(1))
@@ -221,7 +223,7 @@ async def test_events_are_heard_as_they_happen_and_from_where_one_was(client, da
 
 
 async def test_all_ranks_and_partial_blocks_can_be_asked_for(client):
-    await client.register("r0", replace(IDENTITY, parallel="tp2-rank0"), deadline=5)
+    await client.register("r0", replace(IDENTITY, parallel="tp2-rank0"), deadline=PATIENCE_S)
     await client.put("r0", head(1), block(1))
     await client.put("r0", BlockHead(key(2), 3, BLOCK_TOKENS, parent=key(1)), block(2, 3))
     assert (await client.match("r0", [key(1)])).partials == (3,)
@@ -230,7 +232,7 @@ async def test_all_ranks_and_partial_blocks_can_be_asked_for(client):
     await client.put("r1", head(1), block(1))
     assert (await client.match("r0", [key(1)], all_ranks=True)).prefix_tokens == BLOCK_TOKENS
     assert (await client.match_tokens("r0", [1, 2], all_ranks=True)).prefix == ()
-    assert await client.purge("r1", deadline=5) == 1
+    assert await client.purge("r1", deadline=PATIENCE_S) == 1
 
 
 async def test_leases_are_taken_and_given_back(client):
@@ -378,8 +380,7 @@ async def test_no_room_is_busy_even_for_a_body_that_is_still_being_sent(kind):
         big = BlockHead(key(1), 4096, 0)
         await client.put("demo", big, bytes(nbytes))
         ns = daemon.toy.service.namespace("uid:1", "demo")
-        soon = asyncio.get_running_loop().time() + 10
-        async with daemon.toy.service.blocks.read(ns, key(1), b"", soon):
+        async with daemon.toy.service.blocks.read(ns, key(1), b"", soon()):
             for _ in range(2):
                 with pytest.raises(errors.Busy) as caught:
                     await client.put("demo", replace(big, key=key(2)), bytes(nbytes), deadline=0.05)
@@ -665,12 +666,13 @@ async def test_a_call_that_is_broken_off_leaves_nobody_writing_to_its_buffers(
     go, copy_to = threading.Event(), Lease.copy_to
 
     def slowly(lease: Lease, out: memoryview) -> None:
-        assert go.wait(5)
+        assert go.wait(PATIENCE_S)
         copy_to(lease, out)
 
     monkeypatch.setattr(Lease, "copy_to", slowly)
     reading = asyncio.create_task(client.get("demo", key(1), out=region.memory))
-    await asyncio.sleep(1)
+    await until(lambda: not daemon.app[REGIONS].nbytes)  # the client has given its region up
+    await asyncio.sleep(0.05)
     assert not reading.done(), "it has failed, but the daemon still writes"
     go.set()
     with pytest.raises(errors.DeadlineExceeded):

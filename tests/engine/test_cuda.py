@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from support import fake_cuda
+from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import DeviceLost
 from kvtcd.engine.cuda import CudaStream, copies_on_cuda, on_cuda
@@ -17,7 +18,6 @@ from kvtcd.engine.streams import came, occurred
 
 pytestmark = pytest.mark.asyncio
 DEVICE = torch.device("cuda")
-PATIENCE = 10
 
 
 async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monkeypatch) -> None:
@@ -25,7 +25,7 @@ async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monke
     one, two, gate, log = CudaStream("one", DEVICE), CudaStream("two", DEVICE), threading.Event(), []
 
     def first(value: int) -> int:
-        fake_cuda.launch(lambda: (gate.wait(PATIENCE), log.append("first")))
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE_S), log.append("first")))
         return value + 1
 
     def second(value: int) -> int:
@@ -52,7 +52,7 @@ async def test_a_call_that_fails_behind_a_launch_ends_when_the_device_has_let_go
     one, two, gate, log = CudaStream("one", DEVICE), CudaStream("two", DEVICE), threading.Event(), []
 
     def fails(_: None) -> None:
-        fake_cuda.launch(lambda: (gate.wait(PATIENCE), log.append("late")))
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE_S), log.append("late")))
         raise ValueError("half launched")
 
     failed = one.submit(fails, occurred(None))
@@ -76,7 +76,7 @@ async def test_a_call_that_fails_behind_a_launch_ends_when_the_device_has_let_go
 async def test_a_device_and_a_thread_wait_for_each_other(monkeypatch) -> None:
     fake_cuda.install(monkeypatch)
     lane, stream, gate, log = Lane("lane"), CudaStream("one", DEVICE), threading.Event(), []
-    read = lane.submit(lambda _: gate.wait(PATIENCE) and 1, occurred(None))
+    read = lane.submit(lambda _: gate.wait(PATIENCE_S) and 1, occurred(None))
     worked = stream.submit(lambda value: fake_cuda.launch(lambda: log.append("device")) or value + 1, read)
     copied = lane.submit(lambda value: log.append("thread") or value + 1, worked)
     gate.set()
@@ -116,7 +116,7 @@ async def test_the_times_of_calls_on_one_stream_do_not_overlap(monkeypatch) -> N
     stream, gate, spans = CudaStream("one", DEVICE), threading.Event(), []
     events = [
         stream.submit(
-            lambda _: fake_cuda.launch(lambda: gate.wait(PATIENCE)),
+            lambda _: fake_cuda.launch(lambda: gate.wait(PATIENCE_S)),
             occurred(None),
             lambda *span: spans.append(span),
         )

@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import occurred
@@ -31,7 +32,7 @@ async def test_calls_run_in_order_on_a_thread_with_the_lanes_name() -> None:
 
 async def test_a_cancelled_caller_does_not_stop_its_call() -> None:
     lane, gate, done = Lane("test"), threading.Event(), []
-    first = asyncio.create_task(lane.run(gate.wait, 10))
+    first = asyncio.create_task(lane.run(gate.wait, PATIENCE_S))
     second = asyncio.create_task(lane.run(done.append, 1))
     await asyncio.sleep(0.01)
     second.cancel()

@@ -11,6 +11,7 @@ import threading
 import pytest
 from support import fake_cuda
 from support.invariants import check
+from support.patience import PATIENCE_S
 from support.pipelines import KINDS
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
 
@@ -49,7 +50,7 @@ class Meetings:
     """Block n in one stage meets block n + 1 in the stage before it, or a barrier breaks."""
 
     def __init__(self, count: int) -> None:
-        self._barriers = [threading.Barrier(2, timeout=10) for _ in range(count - 1)]
+        self._barriers = [threading.Barrier(2, timeout=PATIENCE_S) for _ in range(count - 1)]
         self._ahead = iter(self._barriers)
         self._behind = iter(self._barriers)
         self._first = True

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import pytest
 from support import fake_cuda
+from support.patience import PATIENCE_S
 from support.pipelines import KINDS, Slot, stages
 
 from kvtcd.engine.pipeline import Pipeline
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.parametrize("kind", KINDS)]
-PATIENCE = 10
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ async def test_neighbours_overlap_in_every_pair_of_stages(kind) -> None:
     blocks, meetings = 6, {}
     for stage in range(2):
         for block in range(blocks - 1):
-            meetings[stage, block] = threading.Barrier(2, timeout=PATIENCE)
+            meetings[stage, block] = threading.Barrier(2, timeout=PATIENCE_S)
 
     def work(stage: int, block: int) -> None:
         if (stage - 1, block) in meetings:
@@ -82,7 +82,7 @@ async def test_no_more_blocks_are_in_flight_than_there_are_slots(kind) -> None:
             async with pipeline.enter() as flight:
                 begun.append(block)
                 flight.slot.use(block)
-                first = flight.begin(a, lambda: gate.wait(PATIENCE))
+                first = flight.begin(a, lambda: gate.wait(PATIENCE_S))
                 await first.then(b, lambda _: flight.slot.use(block)).end()
 
         tasks = [asyncio.create_task(one(block)) for block in range(10)]
@@ -125,7 +125,7 @@ async def test_a_cancelled_block_leaves_when_nothing_runs_and_does_not_go_on(kin
 
     def first() -> None:
         running.set()
-        gate.wait(PATIENCE)
+        gate.wait(PATIENCE_S)
         done.append("first")
 
     async with stages(kind, "a", "b") as (a, b):
@@ -143,7 +143,7 @@ async def test_a_cancelled_block_leaves_when_nothing_runs_and_does_not_go_on(kin
                 return await flight.begin(a, lambda: 1).then(b, lambda value: value + 1).end()
 
         tasks = [asyncio.create_task(doomed()), asyncio.create_task(neighbour())]
-        await asyncio.to_thread(running.wait, PATIENCE)
+        await asyncio.to_thread(running.wait, PATIENCE_S)
         for _ in range(2):  # the second time while it already waits for the stage to end
             tasks[0].cancel()
             await asyncio.sleep(0.01)
@@ -167,7 +167,7 @@ async def test_who_is_cancelled_while_waiting_for_a_slot_takes_none(kind) -> Non
             async with pipeline.enter() as flight:
                 return await flight.begin(a, call).end()
 
-        tasks = [asyncio.create_task(one(lambda: gate.wait(PATIENCE))) for _ in range(3)]
+        tasks = [asyncio.create_task(one(lambda: gate.wait(PATIENCE_S))) for _ in range(3)]
         await asyncio.sleep(0.01)
         tasks[1].cancel()
         gate.set()
@@ -206,7 +206,7 @@ async def test_nobody_is_told_anything_when_nobody_listens(kind) -> None:
     first, later = spans
     assert (first.pipeline, first.stage, first.block) == ("test", "a", 0)
     assert first.thread.startswith("kvtcd-a")
-    assert 0.01 <= first.end - first.begin < PATIENCE
+    assert 0.01 <= first.end - first.begin < PATIENCE_S
     assert (later.stage, later.thread, later.begin, later.end) == ("later", "MainThread", 1.0, 2.5)
 
 

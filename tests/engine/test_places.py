@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.codec_world import World, kv
 from support.invariants import check
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
 
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profile import store as store_profile
@@ -31,10 +31,6 @@ PACKING = Policy(
 )
 ROOMY = 16 * BLOCK_BYTES
 """Of `PACKING`, eight raw blocks fit below the high mark."""
-
-
-def soon(seconds: float = 20.0) -> float:
-    return asyncio.get_running_loop().time() + seconds
 
 
 def key(number: int) -> EngineKey:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from support.http import until
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.keys import EngineKey
@@ -32,7 +33,7 @@ async def store(service, ns, *numbers: int) -> None:
 
 async def warmed(toy) -> list[EngineKey]:
     """Return the engine keys of what is raw on the host once nothing more comes up."""
-    await asyncio.wait_for(toy.service._warming, 10)
+    await asyncio.wait_for(toy.service._warming, PATIENCE_S)
     entries, origins = toy.catalog.residents.entries, toy.service._driver.origins
     return sorted(origins[k].engine_key for k, entry in entries.items() if entry.ready(Place.HOST))
 

@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.keys import EngineKey, RecordKey
@@ -134,9 +134,6 @@ async def session(folder: Path, record: Path) -> tuple[int, int, int]:
     """Use a daemon at random; return hits and references by a dictionary, and hits as the daemon counts."""
     rng, seen = random.Random(3), set()
     hits = references = 0
-
-    def soon() -> float:
-        return asyncio.get_running_loop().time() + 10
 
     async with toy_service(folder, host=256 * BLOCK_BYTES, record=record) as toy:
         blocks = toy.service.blocks

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ class _Event:
         stream.work.put(self.flag.set)
 
     def synchronize(self) -> None:
-        assert self.flag.wait(10)
+        assert self.flag.wait(PATIENCE_S)
 
 
 def _device_loop(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:

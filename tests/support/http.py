@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from support.invariants import check
+from support.patience import PATIENCE_S
 from support.toy import IDENTITY, ToyService, toy_service
 
 from kvtcd.api.app import create_app, start
@@ -48,8 +49,8 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 
 async def until(true: Callable[[], object]) -> None:
-    """Wait until something is true; fail after 5 seconds."""
-    async with asyncio.timeout(5):
+    """Wait until something is true; fail if it does not become so."""
+    async with asyncio.timeout(PATIENCE_S):
         while not true():  # noqa: ASYNC110 - what is waited for knows nothing of tests
             await asyncio.sleep(0.01)
 
@@ -78,17 +79,15 @@ class Daemon:
         async with self.request("PUT", NS, json=identity.to_json(), headers=headers) as answer:
             assert answer.status == 200, await answer.text()
 
-    async def raw(self, data: bytes, *, wait: float = 5.0) -> bytes:
-        """Send bytes, and return what comes back until the daemon closes or `wait` seconds are over."""
+    async def raw(self, data: bytes, *, upto: bytes = b"") -> bytes:
+        """Send bytes, and return what comes back: until the daemon closes, or up to the first `upto`."""
         reader, writer = await asyncio.open_unix_connection(self.socket)
         writer.write(data)
         answer = bytearray()
-        try:
-            async with asyncio.timeout(wait):
-                while piece := await reader.read(1 << 16):
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                while not (upto and upto in answer) and (piece := await reader.read(1 << 16)):
                     answer += piece
-        except (TimeoutError, ConnectionError):
-            pass
         await closed(writer)
         return bytes(answer)
 
@@ -137,7 +136,7 @@ async def running(
 
             app = create_app(
                 built.service,
-                limits or Limits(shutdown_s=2),
+                limits or Limits(shutdown_s=PATIENCE_S, deadline_s=PATIENCE_S),
                 reload=reload if load else refused,
                 authenticate=authenticate,
                 identify_peer=lambda _: Caller("uid:1", frozenset({Scope.DATA})),

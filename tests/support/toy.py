@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from support.patience import PATIENCE_S
 from support.pipelines import engine_stages, write
 
 from kvtcd.codec.scratch import HeapScratch
@@ -57,7 +58,7 @@ IDENTITY = Identity(
 BLOCK_BYTES = LAYOUT.nbytes(BLOCK_TOKENS)
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = PATIENCE_S) -> float:
     """Return a deadline: a time of the running loop's clock."""
     return asyncio.get_running_loop().time() + seconds
 
@@ -121,7 +122,7 @@ class ToyCodec:
         return _Inflated(bytearray(data), self.kind)
 
     def encode(self, body, *, tokens, first_token, after) -> ToyPacked:
-        self.gate.wait(10)
+        self.gate.wait(PATIENCE_S)
         if self.fail:
             raise self.fail
         self.afters[body] = after
@@ -149,7 +150,7 @@ async def toy_service(
     host: int = 64 * BLOCK_BYTES,
     disk: int = 1 << 30,
     policy: Policy | None = None,
-    close_s: float = 10,
+    close_s: float = PATIENCE_S,
     record: Path | None = None,
     kind: str = "threads",
     gpu: int = 0,

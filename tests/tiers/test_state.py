@@ -11,6 +11,7 @@ import time
 
 import pytest
 from support.crash.zygote import Zygote
+from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.tiers import state
@@ -41,7 +42,7 @@ def test_a_second_opener_is_refused_until_the_first_closes(path):
 def test_a_killed_holder_leaves_the_directory_free(path, tmp_path):
     with Zygote() as zygote:
         holder = os.pidfd_open(zygote.start("hold_state", path=str(path), told=str(tmp_path / "told")))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not (tmp_path / "told").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
