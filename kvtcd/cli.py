@@ -79,11 +79,15 @@ def serve(
 
 @app.command()
 def check(path: ConfigOption = None) -> None:
-    """Print the configuration in effect, and check the policy files and tokens that it names."""
+    """Print the configuration in effect, and check policy files, tokens and certificate that it names."""
     settings = config.load(path)
     governing = config.load_policies(settings.policies)
     if settings.tcp.address and settings.tcp.tokens.exists():  # else a service manager has to hand them over
         config.load_tokens(settings.tcp.tokens)
+    if settings.tcp.tls and all(file.exists() for file in settings.tcp.tls):
+        from kvtcd.api.tls import Tls  # noqa: PLC0415 - cryptography
+
+        Tls(*settings.tcp.tls)
     typer.echo(config.dump(settings), nl=False)
     typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
 

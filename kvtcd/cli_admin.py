@@ -15,7 +15,7 @@ app = typer.Typer()
 
 AddressArgument = Annotated[
     str | None,
-    typer.Argument(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one."),
+    typer.Argument(help="Socket or http(s)://host:port; default: $KVTCD_SOCKET, else the usual one."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 ConfigOption = Annotated[

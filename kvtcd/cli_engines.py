@@ -10,7 +10,8 @@ import typer
 llamacpp = typer.Typer(help="Slots of a llama.cpp server, in the daemon.", no_args_is_help=True)
 
 DaemonOption = Annotated[
-    str | None, typer.Option(help="Socket or http://host:port; default: $KVTCD_SOCKET, else the usual one.")
+    str | None,
+    typer.Option(help="Socket or http(s)://host:port; default: $KVTCD_SOCKET, else the usual one."),
 ]
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import Listener
 from kvtcd.api.publisher import Publication, Publisher
+from kvtcd.api.tls import Certificate, Tls
 from kvtcd.bootstrap import service
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
 from kvtcd.core.access import Token
@@ -39,7 +41,7 @@ START_S = 60.0
 
 
 async def serve(config: Config, record: Path | None = None) -> None:
-    """Run a daemon until SIGTERM or SIGINT; SIGHUP reads the policy files anew.
+    """Run a daemon until SIGTERM or SIGINT; SIGHUP reads policies, tokens and certificate anew.
 
     Args:
         config: what holds for it.
@@ -61,16 +63,22 @@ async def serve(config: Config, record: Path | None = None) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     with closing(Supervisor(os.environ)) as supervisor:
-        handed = [(name, listeners.adopt(name, found)) for name, found in inherited(os.environ)]
+        encrypted = config.tcp.tls is not None
+        handed = [
+            (name, listeners.adopt(name, found, encrypted=encrypted)) for name, found in inherited(os.environ)
+        ]
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
-        tokens = await asyncio.to_thread(_tokens, config, handed)
+        entrance = await asyncio.to_thread(_Entrance, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
             async with service(config, record, lost, master=master) as running, _publisher(config, running):
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
-                reload = _Reload(config, running, supervisor)
-                app = create_app(running, _limits(config), reload=reload, authenticate=authenticate(tokens))
+                reload = _Reload(config, running, supervisor, entrance)
+                app = create_app(
+                    running, _limits(config),
+                    reload=reload, authenticate=authenticate(entrance.tokens), tls=entrance.tls,
+                )  # fmt: skip
                 runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup))
                 try:
@@ -135,15 +143,41 @@ def _listeners(config: Config, handed: list[tuple[str, Listener]]) -> list[Liste
     return every
 
 
-def _tokens(config: Config, handed: list[tuple[str, Listener]]) -> tuple[Token, ...]:
-    """Return the tokens of those who come by TCP; without TCP there are none.
+class _Entrance:
+    """Who may come by TCP, and what that is encrypted with; without TCP there is neither.
+
+    Attributes:
+        tokens: a list that is there as long as the daemon, with the tokens that are valid now.
+        tls: None where nothing is encrypted.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: tokens or certificate cannot be used.
     """
-    if config.tcp.address is None and listeners.TCP not in dict(handed):
-        return ()
-    return load_tokens(config.tcp.tokens, credential(os.environ, TOKENS))
+
+    def __init__(self, config: Config, handed: list[tuple[str, Listener]]) -> None:
+        self._config = config
+        self._open = config.tcp.address is not None or listeners.TCP in dict(handed)
+        self.tls = Tls(*config.tcp.tls) if self._open and config.tcp.tls else None
+        self.tokens = [*self._known()]
+
+    def _known(self) -> tuple[Token, ...]:
+        if not self._open:
+            return ()
+        return load_tokens(self._config.tcp.tokens, credential(os.environ, TOKENS))
+
+    def read(self) -> tuple[tuple[Token, ...], Certificate | None]:
+        """Read the files as they are now; nothing changes by it.
+
+        Raises:
+            ConfigError: one of them is wrong.
+        """
+        return self._known(), self.tls.read() if self.tls else None
+
+    async def take(self, tokens: tuple[Token, ...], certificate: Certificate | None) -> None:
+        """Let what was read hold from now on."""
+        if self.tls and certificate:
+            await asyncio.to_thread(self.tls.take, certificate)
+        self.tokens[:] = tokens
 
 
 async def _ask_for_time(supervisor: Supervisor, stop: asyncio.Event) -> None:
@@ -176,23 +210,36 @@ async def _attest(supervisor: Supervisor, pulse: Pulse) -> None:
 
 
 class _Reload:
-    """Reads the policy files anew, for the API and for SIGHUP, and tells the service manager meanwhile.
+    """Reads files anew, and tells the service manager meanwhile: policies for the API, all for SIGHUP.
 
-    SIGHUP also has the recording go on in a new file, if the old one was moved away.
+    If one file is wrong, nothing changes. SIGHUP also has the recording go on in a new file, if the old one
+    was moved away.
     """
 
-    def __init__(self, config: Config, service: Service, supervisor: Supervisor) -> None:
+    def __init__(self, config: Config, service: Service, supervisor: Supervisor, entrance: _Entrance) -> None:
         self._config, self._service, self._supervisor = config, service, supervisor
+        self._entrance = entrance
         self._one = asyncio.Lock()
 
     async def __call__(self) -> None:
+        await self._told(self._policies)
+
+    async def _policies(self) -> None:
+        policies = await asyncio.to_thread(load_policies, self._config.policies)
+        await self._service.reload(policies)
+
+    async def _everything(self) -> None:
+        renewed = await asyncio.to_thread(self._entrance.read)
+        await self._policies()
+        await self._entrance.take(*renewed)
+
+    async def _told(self, read: Callable[[], Awaitable[None]]) -> None:
         async with self._one:
             # The time tells a manager (`Type=notify-reload`) that this answers its signal and no earlier one.
             self._supervisor.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
-            status = "Policies read anew"
+            status = "Configuration read anew"
             try:
-                policies = await asyncio.to_thread(load_policies, self._config.policies)
-                await self._service.reload(policies)
+                await read()
             except BaseException as error:
                 status = f"Nothing was reloaded: {error}"
                 raise
@@ -205,11 +252,11 @@ class _Reload:
             asked.clear()
             await self._service.reopen()
             try:
-                await self()
+                await self._told(self._everything)
             except ConfigError as error:
                 _log.error("nothing was reloaded: %s", error)
             except Exception:  # noqa: BLE001 - logged; a signal must not end what serves
-                _log.exception("unexpected failure while policies were reloaded")
+                _log.exception("unexpected failure while files were read anew")
 
 
 def _limits(config: Config) -> Limits:

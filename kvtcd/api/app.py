@@ -28,8 +28,10 @@ from kvtcd.api.state import (
     REGIONS,
     RELOAD,
     SERVICE,
+    TLS,
     TRAFFIC,
 )
+from kvtcd.api.tls import Tls
 from kvtcd.core.access import Caller
 from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.engine.service import Service
@@ -85,6 +87,7 @@ def create_app(
     reload: Callable[[], Awaitable[None]],
     authenticate: Callable[[web.Request], Caller],
     identify_peer: Callable[[socket.socket], Caller] = peer,
+    tls: Tls | None = None,
 ) -> web.Application:
     """Return the application.
 
@@ -94,6 +97,7 @@ def create_app(
         reload: reads the policy files anew; raises `ConfigError` and changes nothing if one is wrong.
         authenticate: returns the caller of a request, or raises an `HTTPException`.
         identify_peer: returns the caller at the other end of a side socket.
+        tls: what TCP is encrypted with.
     """
     app = web.Application(middlewares=[problems, guard, identify])
     app[SERVICE] = service
@@ -105,6 +109,7 @@ def create_app(
     app[OPERATIONS] = Operations(limits.operations)
     app[REGIONS] = Regions(limits.regions, limits.region_bytes)
     app[PEER] = identify_peer
+    app[TLS] = tls
     for method, path, handler in _ROUTES:
         app.router.add_route(method, path, handler, expect_handler=expect_later)
     app.on_shutdown.append(_end_operations)
@@ -164,7 +169,8 @@ async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:
         if listener.shares_memory:
             runner.side_sockets.append(SideSocket(listener.socket, app[REGIONS], app[PEER], app[LIMITS]))
         else:
-            await web.SockSite(runner, listener.socket).start()
+            tls = app[TLS] if listener.socket.family != socket.AF_UNIX else None
+            await web.SockSite(runner, listener.socket, ssl_context=tls.context if tls else None).start()
     return runner
 
 

@@ -39,7 +39,7 @@ def authenticate(tokens: Sequence[Token]) -> Callable[[web.Request], Caller]:
     """Return who tells callers apart.
 
     Args:
-        tokens: of those who come by TCP.
+        tokens: of those who come by TCP; looked at anew for each request, so they may be replaced.
     """
 
     def caller(request: web.Request) -> Caller:

@@ -6,16 +6,19 @@ from aiohttp import web
 
 from kvtcd.api import page
 from kvtcd.api.auth import Handler
-from kvtcd.api.state import TRAFFIC
+from kvtcd.api.state import TLS, TRAFFIC
 from kvtcd.core.errors import Stopping
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Answered however many connections there are: whoever watches must not take a busy daemon for a dead one."""
 
 
-def _names(port: int) -> tuple[str, ...]:
-    """Return what a client on this host calls it; a page whose name was bound to this address does not."""
-    return (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}")
+def _is_ours(request: web.Request, port: int) -> bool:
+    """Tell whether a client calls us by a name of ours; a page that was bound to our address does not."""
+    if request.host in {f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"}:
+        return True
+    tls = request.app[TLS]
+    return tls is not None and tls.speaks_for(request.host, port)
 
 
 @web.middleware
@@ -36,7 +39,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise Stopping
     headers = request.headers
     local = request.transport.get_extra_info("sockname") if request.transport else None
-    if isinstance(local, tuple) and request.host not in _names(local[1]):
+    if isinstance(local, tuple) and not _is_ours(request, local[1]):
         raise web.HTTPMisdirectedRequest(text="no such host here; a proxy has to send the one it connects to")
     from_a_page = "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none"
     if from_a_page and not page.admits(request):

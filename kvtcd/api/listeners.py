@@ -49,18 +49,25 @@ class Listener:
         return str(self.socket.getsockname())
 
 
-def adopt(name: str, found: socket.socket) -> Listener:
+def adopt(name: str, found: socket.socket, *, encrypted: bool = False) -> Listener:
     """Take over a socket of a service manager: it stays, and whoever waits there, when this process ends.
 
+    Args:
+        name: its ``FileDescriptorName``.
+        found: the socket.
+        encrypted: TCP is encrypted, so it may be for other hosts.
+
     Raises:
-        ConfigError: it is neither a Unix socket called `DATA`, nor one called `TCP` of this host alone.
+        ConfigError: it is neither a Unix socket called `DATA`, nor one called `TCP`, which is of this host
+            alone unless it is encrypted.
     """
     address = found.getsockname()
     if name == DATA and found.family == socket.AF_UNIX:
         return Listener(found)
     if name == TCP and found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
-        if not ipaddress.ip_address(address[0]).is_loopback:
-            raise ConfigError("socket activation", str(address), "is not an address of this host alone")
+        if not encrypted and not ipaddress.ip_address(address[0]).is_loopback:
+            why = "is not an address of this host alone; for others, name tcp.certificate and tcp.key"
+            raise ConfigError("socket activation", str(address), why)
         return Listener(found)
     why = f"is handed over as {name!r}; FileDescriptorName= must be {DATA} for a Unix socket, {TCP} for TCP"
     raise ConfigError("socket activation", str(address), why)
@@ -91,7 +98,7 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:
 
 
 def bind_tcp(host: str, port: int) -> Listener:
-    """Bind an address of this host.
+    """Bind an address of this machine.
 
     Raises:
         OSError: it is taken, or not to be had.

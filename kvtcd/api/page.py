@@ -62,7 +62,7 @@ def admits(request: web.Request) -> bool:
         return False
     if request.path in FILES:
         return True
-    headers, own = request.headers, f"http://{request.host}"
+    headers, own = request.headers, f"{request.scheme}://{request.host}"
     local = request.transport.get_extra_info("sockname") if request.transport else None
     return (
         isinstance(local, tuple)

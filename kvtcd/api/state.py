@@ -10,6 +10,7 @@ from aiohttp import web
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
 from kvtcd.api.regions import Regions
+from kvtcd.api.tls import Tls
 from kvtcd.core.access import Caller, Scope
 from kvtcd.engine.service import Service
 
@@ -21,6 +22,8 @@ OPERATIONS = web.AppKey("operations", Operations)
 REGIONS = web.AppKey("regions", Regions)
 AUTHENTICATE: web.AppKey[Callable[[web.Request], Caller]] = web.AppKey("authenticate")
 PEER: web.AppKey[Callable[[socket.socket], Caller]] = web.AppKey("peer")
+TLS: web.AppKey[Tls | None] = web.AppKey("tls")
+"""Of those who come by TCP; None: nothing is encrypted, and only this host can come."""
 RELOAD: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("reload")
 
 TENANT = web.RequestKey("tenant", str)

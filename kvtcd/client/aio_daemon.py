@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,16 +31,22 @@ class AsyncDaemonClient:
     """Connections to one daemon, for one event loop, and what is asked of the daemon as a whole.
 
     Args:
-        address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
-            ``/run/kvtcd/kvtcd.sock``.
+        address: path of the daemon's socket, or ``http://host:port``, or https; default ``$KVTCD_SOCKET``,
+            else ``/run/kvtcd/kvtcd.sock``.
         token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
+        ca: file of the certificates that https may lead to; default ``$KVTCD_CA``, else the system's.
         timeout: seconds for each read and write on the socket.
     """
 
     def __init__(
-        self, address: str | Path | None = None, *, token: str | None = None, timeout: float = 60.0
+        self,
+        address: str | Path | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        timeout: float = 60.0,
     ) -> None:
-        self.address = Address.of(address, token)
+        self.address = Address.of(address, token, ca)
         self._timeout = timeout
         self._regions = Regions()
         self._session: aiohttp.ClientSession | None = None
@@ -61,9 +68,9 @@ class AsyncDaemonClient:
 
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
-            path = self.address.socket
+            path, tls = self.address.socket, self.address.tls
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector(),
+                connector=aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector(ssl=tls or True),
                 read_bufsize=PIECE,
                 auto_decompress=False,
                 skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
@@ -78,6 +85,10 @@ class AsyncDaemonClient:
                 call, aiohttp.ClientTimeout(sock_connect=seconds, sock_read=seconds)
             ) as answer:
                 yield answer
+        except aiohttp.ClientConnectorCertificateError as error:
+            untrusted = error.certificate_error
+            assert isinstance(untrusted, ssl.SSLCertVerificationError), "what a handshake raises"
+            raise self.address.unavailable(untrusted) from None
         except aiohttp.ClientConnectorError as error:
             raise self.address.unavailable(error.os_error) from None
         except TimeoutError:
@@ -86,7 +97,7 @@ class AsyncDaemonClient:
             raise Unavailable(f"the daemon on {self.address} broke off: {error!r}") from None
 
     async def _send(self, call: Call[Any], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        url = URL(f"http://{self.address.host}:{self.address.port}{call.path}", encoded=True)
+        url = URL(f"{self.address.scheme}://{self.address.netloc}{call.path}", encoded=True)
         headers = self.address.headers() | dict(call.headers)
         if call.body:
             headers["Content-Length"] = str(call.nbytes)

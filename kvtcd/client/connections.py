@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,12 +23,14 @@ class Connection(http.client.HTTPConnection):
 
     def __init__(self, address: Address) -> None:
         super().__init__(address.host, address.port)
-        self._socket_path, self._headers = address.socket, address.headers()
+        self._socket_path, self._headers, self._tls = address.socket, address.headers(), address.tls
 
     def connect(self) -> None:
         """Open it."""
         if self._socket_path is None:
             super().connect()
+            if self._tls is not None:
+                self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host)
             return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(self.timeout)
@@ -54,7 +57,7 @@ class Connection(http.client.HTTPConnection):
                 view = memoryview(part)
                 for start in range(0, len(view), PIECE):  # the timeout is for each piece
                     self.send(view[start : start + PIECE])
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError):
             pass  # refused before its end: the answer says why
         return self.getresponse()
 
@@ -97,7 +100,7 @@ class Pool:
                 connection.close()
         except TimeoutError:
             raise DeadlineExceeded("the daemon's answer", timeout) from None
-        except (ConnectionError, http.client.HTTPException) as error:
+        except (ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
             raise Unavailable(f"the daemon on {self._address} broke off: {error!r}") from None
 
     def _send(self, call: Call[Any], timeout: float) -> tuple[Connection, http.client.HTTPResponse]:
@@ -105,7 +108,7 @@ class Pool:
         if call.repeatable and (kept := self._take()) is not None:
             try:
                 return kept, kept.exchange(call, timeout)
-            except ConnectionError:
+            except (ConnectionError, ssl.SSLError):
                 kept.close()
                 self.close()  # those that are as old have the same fate
             except BaseException:

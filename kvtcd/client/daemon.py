@@ -28,16 +28,22 @@ class DaemonClient:
     """Connections to one daemon, and what is asked of the daemon as a whole. Any thread may use it.
 
     Args:
-        address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
-            ``/run/kvtcd/kvtcd.sock``.
+        address: path of the daemon's socket, or ``http://host:port``, or https; default ``$KVTCD_SOCKET``,
+            else ``/run/kvtcd/kvtcd.sock``.
         token: for a daemon that is reached by TCP; default ``$KVTCD_TOKEN``.
+        ca: file of the certificates that https may lead to; default ``$KVTCD_CA``, else the system's.
         timeout: seconds for each read and write on the socket.
     """
 
     def __init__(
-        self, address: str | Path | None = None, *, token: str | None = None, timeout: float = 60.0
+        self,
+        address: str | Path | None = None,
+        *,
+        token: str | None = None,
+        ca: str | Path | None = None,
+        timeout: float = 60.0,
     ) -> None:
-        self.address = Address.of(address, token)
+        self.address = Address.of(address, token, ca)
         self._pool = Pool(self.address, timeout)
         self._regions = Regions()
 

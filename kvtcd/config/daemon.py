@@ -20,19 +20,16 @@ MAX_SOCKET_PATH = 107
 """Linux has 108 bytes for it, with the zero at the end."""
 
 
-def _of_this_host(text: str) -> str:
-    """Let through what no other host can reach: nothing here is encrypted."""
+def _address(text: str) -> str:
+    """Let through what can be bound."""
     if text:
         host, _, port = text.rpartition(":")
         try:
-            loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
         except ValueError:
-            loopback = False
-        if not loopback or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(
-                f'{text!r} is not an address of this host alone; write "127.0.0.1:7337" or "[::1]:7337", '
-                "and for other hosts put a proxy with TLS before it"
-            )
+            port = ""
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f'{text!r} is no address and port; write for instance "127.0.0.1:7337"')
     return text
 
 
@@ -62,11 +59,19 @@ class Daemon(Table):
 
 
 class Tcp(Table):
-    """TCP, for clients on this host that cannot use the Unix socket; each needs a token."""
+    """TCP, for clients that cannot use the Unix socket; each needs a token, and from other hosts TLS."""
 
-    listen: Annotated[str, AfterValidator(_of_this_host)] = ""
+    listen: Annotated[str, AfterValidator(_address)] = ""
     """Address and port; empty: no TCP."""
     tokens: Annotated[Path, Field(strict=False)] = Path("/etc/kvtcd/tokens.toml")
+    certificate: str = ""
+    """PEM file; empty: nothing is encrypted, and the address must be of this host alone."""
+    key: str = ""
+
+    @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """Return certificate and key, None without TLS."""
+        return (Path(self.certificate), Path(self.key)) if self.certificate else None
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -174,6 +179,15 @@ def load(path: Path | None) -> Config:
         raise config.fault("events.tenant", "belongs to events.zmq: say whose blocks are told of, and where")
     if config.events.replay and not config.events.zmq:
         raise config.fault("events.replay", "repeats what events.zmq has told, and that is empty")
+    if bool(config.tcp.certificate) != bool(config.tcp.key):
+        raise config.fault("tcp.key", "certificate and key belong together: name both, or neither")
+    address = config.tcp.address
+    if address and not config.tcp.tls and not ipaddress.ip_address(address[0]).is_loopback:
+        why = (
+            f"{config.tcp.listen!r} is for other hosts too, and nothing is encrypted; write "
+            '"127.0.0.1:7337" or "[::1]:7337", or name tcp.certificate and tcp.key'
+        )
+        raise config.fault("tcp.listen", why)
     root = path.absolute().parent if path else Path.cwd()
 
     def absolute(target: Path) -> Path:
@@ -187,7 +201,14 @@ def load(path: Path | None) -> Config:
             "daemon": config.daemon.model_copy(
                 update={"state": absolute(config.daemon.state), "socket": absolute(config.daemon.socket)}
             ),
-            "tcp": config.tcp.model_copy(update={"tokens": absolute(config.tcp.tokens)}),
+            "tcp": config.tcp.model_copy(
+                update={"tokens": absolute(config.tcp.tokens)}
+                | {
+                    name: str(absolute(Path(file)))
+                    for name in ("certificate", "key")
+                    if (file := getattr(config.tcp, name))
+                }
+            ),
             "codec": config.codec.model_copy(update={"profiles": absolute(config.codec.profiles)}),
             "policies": tuple(absolute(policy) for policy in config.policies),
         }

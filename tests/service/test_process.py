@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.authority import Authority
 from support.supervised import Supervised, eventually, listening, supervised
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
@@ -104,7 +105,7 @@ def test_a_hangup_is_answered_by_reloading_and_ready_whether_the_files_are_right
         running.until("READY=1")
         for text, status in [
             ("nonsense", f"Nothing was reloaded: {policy}: is not TOML"),
-            ('[codec]\nname = "lossless"\n', "Policies read anew"),
+            ('[codec]\nname = "lossless"\n', "Configuration read anew"),
         ]:
             policy.write_text(text)
             before = time.monotonic_ns() // 1000
@@ -335,6 +336,56 @@ def test_tcp_by_configuration_needs_tokens(daemon) -> None:
         running.until("READY=1")
         assert client.stats()["blocks"] == 0
         assert running.stop() == 0
+
+
+def test_sighup_reads_tokens_and_certificate_anew_and_all_or_nothing(daemon, tmp_path) -> None:
+    authority = Authority(tmp_path)
+    certificate, secret = authority.issue("localhost")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    tokens, text = tmp_path / "tokens.toml", daemon.config.read_text()
+    tokens.write_bytes(SOME_TOKENS)
+    for old, new in {
+        'listen = ""': f'listen = "127.0.0.1:{port}"',
+        "/etc/kvtcd/tokens.toml": str(tokens),
+        'certificate = ""': f'certificate = "{certificate}"',
+        '\nkey = ""': f'\nkey = "{secret}"',
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    daemon.config.write_text(text)
+    other = new_token()
+
+    def answers(host: str, token: str) -> bool:
+        with Client(f"https://{host}:{port}", token=token, ca=authority.root) as client:
+            try:
+                return client.stats()["blocks"] == 0
+            except (ServerError, Unavailable):
+                return False
+
+    def reloaded(running: Supervised) -> str:
+        running.signal(signal.SIGHUP)
+        running.until("RELOADING=1")
+        return running.until("READY=1")[1]
+
+    with supervised(daemon) as running:
+        running.until("READY=1")
+        assert (answers("localhost", SECRET), answers("localhost", other)) == (True, False)
+        assert not answers("127.0.0.1", SECRET)
+
+        tokens.write_text(SOME_TOKENS.decode().replace(digest(SECRET.encode()).hex(), "no digest"))
+        authority.issue("127.0.0.1")
+        assert "Nothing was reloaded" in reloaded(running)
+        assert answers("localhost", SECRET), "a wrong file changes nothing of the others either"
+
+        tokens.write_text(
+            SOME_TOKENS.decode().replace(digest(SECRET.encode()).hex(), digest(other.encode()).hex())
+        )
+        assert "Configuration read anew" in reloaded(running)
+        assert (answers("127.0.0.1", other), answers("127.0.0.1", SECRET)) == (True, False)
+        assert not answers("localhost", other)
+        assert running.stop() == 0
+    assert "Traceback" not in daemon.log.read_text()
 
 
 def is_file_with(path: Path, content: bytes) -> bool:

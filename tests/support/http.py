@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
+    from kvtcd.api.tls import Tls
     from kvtcd.core.identity import Identity
     from kvtcd.core.policy import Policy
 
@@ -124,6 +125,7 @@ async def running(
     *,
     authenticate: Any = by_header,
     load: Callable[[], tuple[Policy, ...]] | None = None,
+    tls: Tls | None = None,
     **toy: Any,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon. Nothing may be held for anybody at the end."""
@@ -140,6 +142,7 @@ async def running(
                 reload=reload if load else refused,
                 authenticate=authenticate,
                 identify_peer=lambda _: Caller("uid:1", frozenset({Scope.DATA})),
+                tls=tls,
             )
             socket = folder / "socket"
             runner = await start(app, await asyncio.to_thread(bind_both, socket))
