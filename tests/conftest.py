@@ -1,4 +1,4 @@
-"""What every test gets: Hypothesis profiles, a watch on blocking calls, on leaked threads and descriptors."""
+"""What every test gets: Hypothesis profiles, one seed, a watch on blocking calls and on leaked threads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import gc
 import os
 import threading
 import time
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
+from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 settings.register_profile(
     "default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+settings.register_profile("gate", parent=settings.get_profile("default"), derandomize=True)
 settings.register_profile("nightly", parent=settings.get_profile("default"), max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -36,7 +39,7 @@ def _no_blocking_calls_on_the_loop(request: pytest.FixtureRequest) -> Iterator[N
 def _no_lane_outlives_its_test() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         left = [t for t in threading.enumerate() if t not in before and t.name.startswith("kvtcd-")]
         if not left:
@@ -44,6 +47,18 @@ def _no_lane_outlives_its_test() -> Iterator[None]:
         gc.collect()
         time.sleep(0.01)
     pytest.fail(f"threads left running: {left}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what a test draws depend on its name alone, not on the tests before it."""
+    torch.manual_seed(zlib.crc32(f"setup of {item.nodeid}".encode()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Let it not depend on whether this test was the one that the fixtures of its module were made for."""
+    torch.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
