@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
 from kvtcd.client import BlockHead
@@ -25,7 +26,7 @@ from kvtcd.lab.recording import read_requests
 
 def daemon(folder: Path, **changes) -> Daemon:
     settings = {"host": 64 * BLOCK_BYTES + (1 << 20), "disk": 256 << 20, "profiles": folder / "profiles"}
-    return Daemon(folder, **(settings | {"stop_seconds": 20.0} | changes))
+    return Daemon(folder, **(settings | {"stop_seconds": PATIENCE_S} | changes))
 
 
 def key(number: int) -> EngineKey:
@@ -38,8 +39,8 @@ def body(number: int) -> bytes:
 
 
 def until(true: Callable[[], object]) -> None:
-    """Wait until something is true; fail after 20 seconds."""
-    deadline = time.monotonic() + 20
+    """Wait until something is true; fail if it does not become so."""
+    deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -92,9 +93,11 @@ def test_twenty_kills_during_writes_lose_nothing_that_was_durable(tmp_path: Path
             assert found == acknowledged, "every durable block is there, every deleted one is gone"
             for number in rng.sample(sorted(acknowledged), min(30, len(acknowledged))):
                 assert bytes(client.get("n", key(number))) == body(number)
+        before, more = len(acknowledged), rng.randrange(12)
         writer = threading.Thread(target=write)
         writer.start()
-        time.sleep(rng.uniform(0.05, 0.5))
+        until(lambda before=before, more=more: len(acknowledged) >= before + more)
+        time.sleep(rng.uniform(0, 0.1))
         running.kill()
         writer.join()
     with running, running.client() as client:
@@ -122,7 +125,7 @@ def test_a_stop_in_mid_traffic_cuts_no_answer(tmp_path: Path) -> None:
     threads = [threading.Thread(target=traffic, args=(10_000 * n,)) for n in range(4)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    until(lambda: len(outcomes) > 100)
     assert running.stop() == 0
     for thread in threads:
         thread.join()
@@ -182,7 +185,7 @@ def test_a_daemon_records_and_goes_on_in_a_new_file_when_it_is_told_to(tmp_path:
         until(record.exists)
         client.get("n", key(1))
     process.terminate()
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert [len(request.blocks) for request in read_requests(record)] == [1]
     assert [len(request.blocks) for request in read_requests(tmp_path / "old")] == [1]
     assert record.stat().st_mode & 0o777 == 0o600
@@ -193,7 +196,7 @@ def test_a_second_daemon_on_the_same_state_leaves_with_75(tmp_path: Path) -> Non
     with running, running.client() as client:
         second = subprocess.run(
             [sys.executable, "-m", "kvtcd", "serve", "--config", str(running.config)],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
         assert client.ready()
     assert second.returncode == 75
@@ -206,7 +209,7 @@ def test_a_wrong_configuration_leaves_with_2_and_one_line(tmp_path: Path) -> Non
     path.write_text("[host]\ncapacity = 'much'\n")
     result = subprocess.run(
         [sys.executable, "-m", "kvtcd", "serve", "--config", str(path)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
 
     assert result.returncode == 2
@@ -237,6 +240,6 @@ def test_sigterm_during_start_is_a_clean_stop(tmp_path: Path) -> None:
     time.sleep(1.0)
     os.kill(process.pid, signal.SIGTERM)
 
-    assert process.wait(30) in (0, -signal.SIGTERM)
+    assert process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
     with running:
         pass

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd.client import BlockHead, Client
 from kvtcd.core.errors import BlockMismatch, IdentityConflict, NotFound
@@ -222,7 +223,7 @@ def test_a_store_that_breaks_off_leaves_nothing(daemon: Daemon, client: Client, 
             broken.connect(str(daemon.socket))
             broken.sendall(head.encode() + data(1)[:sent])
         assert not client.match(space, [key(1)]).prefix
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_S
     while put(client, space, 1) == "dropped":  # as long as the daemon has not seen the writer's end
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -178,14 +178,15 @@ async def test_who_is_cancelled_while_waiting_for_a_slot_takes_none(kind) -> Non
 
 
 async def test_leaving_early_waits_for_what_runs(kind) -> None:
-    done = []
+    running, gate, done = threading.Event(), threading.Event(), []
     async with stages(kind, "a") as (a,):
         pipeline = Pipeline("test", [Slot()])
 
         async def one() -> None:
             async with pipeline.enter() as flight:
-                flight.begin(a, lambda: (time.sleep(0.02), done.append(1)))
-                await asyncio.sleep(0.01)
+                flight.begin(a, lambda: (running.set(), gate.wait(PATIENCE_S), done.append(1)))
+                await asyncio.to_thread(running.wait, PATIENCE_S)
+                asyncio.get_running_loop().call_later(0.01, gate.set)
                 raise KeyError
 
         with pytest.raises(KeyError):
@@ -222,8 +223,11 @@ async def test_random_failures_and_departures_never_mix_blocks_up(kind) -> None:
                 raise ValueError(block)
             return value + block
 
+        hows = [[rng.random() for _ in range(3)] for _ in range(120)]
+        leaves = [rng.random() / 500 if rng.random() < 0.3 else None for _ in range(120)]
+
         async def one(block: int) -> int:
-            how = [rng.random() for _ in range(3)]
+            how = hows[block]
             async with pipeline.enter() as flight:
                 slot = flight.slot
                 first = flight.begin(a, lambda: work(slot, block, 0, how[0]))
@@ -231,16 +235,18 @@ async def test_random_failures_and_departures_never_mix_blocks_up(kind) -> None:
                 return await second.then(c, lambda value: work(slot, block, value, how[2])).end()
 
         tasks = [asyncio.create_task(one(block)) for block in range(120)]
-        for task in tasks:
-            if rng.random() < 0.3:
-                await asyncio.sleep(rng.random() / 500)
+        for task, leave in zip(tasks, leaves, strict=True):
+            if leave is not None:
+                await asyncio.sleep(leave)
                 task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert sum(isinstance(result, int) for result in results) > 40
 
-    for block, result in enumerate(results):
-        if isinstance(result, ValueError):
-            assert result.args == (block,)
-        elif not isinstance(result, asyncio.CancelledError):
-            assert result == 3 * block
+    assert sum(isinstance(result, int) for result in results) > 40
+    for block, (how, leave, result) in enumerate(zip(hows, leaves, results, strict=True)):
+        if isinstance(result, asyncio.CancelledError):
+            assert leave is not None
+        elif isinstance(result, ValueError):
+            assert (result.args, min(how) < 0.1) == ((block,), True)
+        else:
+            assert (result, min(how) >= 0.1) == (3 * block, True)
     assert all(slot.owner is None and not slot.clashes for slot in slots)

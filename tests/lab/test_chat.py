@@ -16,6 +16,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from support.chatting import WINDOW, chatting_model
 from support.models import real_model
+from support.patience import PATIENCE_S
 from support.prefixes import BLOCK_TOKENS, lossless_daemon
 
 from kvtcd.client import Client
@@ -207,7 +208,7 @@ class Slow(Speaker):
 
     def answer(self, ask, tell, abandoned) -> None:
         self.abandoned.append(abandoned)
-        self.go.wait(60)
+        self.go.wait(PATIENCE_S)
         if ask.seed:
             raise RuntimeError("out of luck")
         tell("Yes")
@@ -277,7 +278,7 @@ def test_the_command_serves_a_real_model_and_its_second_turn_is_cheaper():
             two = answer(then(messages, one, "And of Italy?"))
         finally:
             server.send_signal(signal.SIGTERM)
-            ended = server.wait(60)
+            ended = server.wait(PATIENCE_S)
             server.stdout.close()
     assert ended == 0
     assert "Paris" in said(one)

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd import __version__
 
@@ -29,7 +30,7 @@ def run(*command: str, **environment: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -70,7 +71,7 @@ def test_from_the_source_distribution_everything_can_be_tested_and_the_same_whee
     assert {name for name in kept() if not (tree / name).exists()} == set()
     again = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
-        cwd=tree, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tree, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
     name = f"kvtcd-{__version__}-py3-none-any.whl"

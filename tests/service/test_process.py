@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.authority import Authority
+from support.patience import PATIENCE_S
+from support.ports import free_port
 from support.supervised import Supervised, eventually, listening, supervised
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
+from kvtcd import serve
 from kvtcd.client import BlockHead, Client
 from kvtcd.core.access import digest, new_token
 from kvtcd.core.errors import KvtcdError, ServerError, Stopping, Unavailable
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.regions import side_socket
+from kvtcd.engine.pulse import Pulse
 from kvtcd.lab.daemon import Daemon
 
 pytestmark = pytest.mark.slow
@@ -28,7 +34,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
     return Daemon(
-        tmp_path, host=64 * BLOCK_BYTES + (1 << 20), disk=256 << 20, profiles=tmp_path / "p", stop_seconds=20
+        tmp_path,
+        host=64 * BLOCK_BYTES + (1 << 20),
+        disk=256 << 20,
+        profiles=tmp_path / "p",
+        stop_seconds=PATIENCE_S,
     )
 
 
@@ -50,20 +60,23 @@ def here(client: Client, numbers: list[int]) -> list[int]:
 
 
 SLOW_START = """
-import asyncio
+import asyncio, os
 from kvtcd.engine.tenancy import Tenancy
 recover = Tenancy.recover
 async def slowly(self, tags):
     found = await recover(self, tags)
-    await asyncio.sleep(1.5)
+    while not os.path.exists(os.environ["KNOWN"]):
+        await asyncio.sleep(0.02)
     return found
 Tenancy.recover = slowly
 from kvtcd import serve
-serve.START_S = 1.0
+serve.START_S = 0.3
 """
 
 
-def test_ready_is_said_once_all_that_is_on_disk_is_known_and_more_time_is_asked_for_meanwhile(daemon) -> None:
+def test_ready_is_said_once_all_that_is_on_disk_is_known_and_more_time_is_asked_for_meanwhile(
+    daemon, tmp_path
+) -> None:
     with supervised(daemon) as first:
         first.until("READY=1")
         with first.client() as client:
@@ -71,9 +84,10 @@ def test_ready_is_said_once_all_that_is_on_disk_is_known_and_more_time_is_asked_
             assert [put(client, n, durable=True) for n in range(12)] == ["stored"] * 12
         first.signal(signal.SIGKILL)
         first.ended()
-    with supervised(daemon, prelude=SLOW_START) as second:
-        eventually(lambda: second.listen(0.1))
+    with supervised(daemon, prelude=SLOW_START, KNOWN=str(tmp_path / "known")) as second:
+        second.listen_until(lambda: len(second.heard) >= 3)
         assert not daemon.socket.exists() or not connectable(daemon.socket), "a client would find nothing yet"
+        (tmp_path / "known").touch()
         ready = second.until("READY=1")
         with second.client() as client:
             assert here(client, list(range(12))) == list(range(12))
@@ -85,7 +99,7 @@ def test_ready_is_said_once_all_that_is_on_disk_is_known_and_more_time_is_asked_
     assert before[0][1] == "STATUS=Taking in what is on disk"
     assert ready[1] == f"STATUS=Serving on {daemon.socket}"
     assert last[0] == "STOPPING=1"
-    assert last[1] == "EXTEND_TIMEOUT_USEC=35000000", "stop_seconds, and a margin"
+    assert last[1] == f"EXTEND_TIMEOUT_USEC={PATIENCE_S + 15:.0f}000000", "stop_seconds, and a margin"
 
 
 def connectable(path: Path) -> bool:
@@ -167,7 +181,8 @@ def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_t
 
 
 def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again(daemon) -> None:
-    with supervised(daemon) as running:
+    keep = f"from kvtcd.api import app; app.KEEPALIVE_S = {PATIENCE_S}"
+    with supervised(daemon, prelude=keep) as running:
         running.until("READY=1")
         with running.client() as client, socket.socket(socket.AF_UNIX) as upload:
             client.register("n", IDENTITY)
@@ -175,10 +190,10 @@ def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again
             upload.sendall(
                 f"PUT /v1/namespaces/n/blocks/{key(1).hex()}?tokens={BLOCK_TOKENS}&first_token=0 HTTP/1.1\r\n"
                 "Host: kvtcd\r\nContent-Type: application/octet-stream\r\n"
-                f"Content-Length: {BLOCK_BYTES}\r\n\r\n".encode()
-                + body(1)[:100]
+                f"Content-Length: {BLOCK_BYTES}\r\nExpect: 100-continue\r\n\r\n".encode()
             )
-            time.sleep(0.3)
+            assert upload.recv(1 << 16).startswith(b"HTTP/1.1 100 "), "it has begun"
+            upload.sendall(body(1)[:100])
             running.signal(signal.SIGHUP)
             running.signal(signal.SIGTERM)
             running.until("STOPPING=1")
@@ -198,18 +213,24 @@ def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again
 
 
 STUCK = """
-import time
+import os, time
+from pathlib import Path
 from kvtcd.api import app, operate
 from kvtcd.engine import pulse
 from kvtcd.tiers.disk import Environment
 pulse.PATIENCE = 0.5
+folder = Path(os.environ["FOLDER"])
+def stand_still(name):
+    (folder / f"{name} stands still").touch()
+    while not (folder / f"{name} may go on").exists():
+        time.sleep(0.02)
 async def blocks_the_loop(request):
-    time.sleep(3)
+    stand_still("loop")
     return await operate.info(request)
 app._ROUTES = tuple((m, p, blocks_the_loop if p == "/v1" else h) for m, p, h in app._ROUTES)
 write = Environment.write
 def slowly(self, puts, drops):
-    time.sleep(4)
+    stand_still("disk")
     return write(self, puts, drops)
 Environment.write = slowly
 """
@@ -219,32 +240,54 @@ def pings(said: list[list[str]]) -> int:
     return said.count(["WATCHDOG=1"])
 
 
-def test_the_watchdog_is_fed_while_loop_and_threads_make_progress_and_no_longer(daemon) -> None:
-    with supervised(daemon, prelude=STUCK, WATCHDOG_USEC="600000") as running:
+def test_the_watchdog_is_fed_while_loop_and_threads_make_progress_and_no_longer(daemon, tmp_path) -> None:
+    with supervised(daemon, prelude=STUCK, WATCHDOG_USEC="600000", FOLDER=str(tmp_path)) as running:
         running.until("READY=1")
-        assert 3 <= pings(running.listen(1.5)) <= 9, "three times in each period"
+        running.until("WATCHDOG=1")
 
         loop = threading.Thread(target=call, args=(running, lambda client: client.info()))
         loop.start()
-        time.sleep(0.5)
-        running.listen(0.05)
+        running.listen_until((tmp_path / "loop stands still").exists)
+        running.forget()
         assert pings(running.listen(2.0)) == 0
+        (tmp_path / "loop may go on").touch()
+        running.until("WATCHDOG=1")
         loop.join()
-        assert pings(running.listen(1.0)) >= 2
 
         with running.client() as client:
             client.register("n", IDENTITY)
         thread = threading.Thread(target=call, args=(running, lambda client: put(client, 1, durable=True)))
         thread.start()
-        time.sleep(1.2)
-        running.listen(0.05)
-        said = running.listen(2.0)
-        assert pings(said) == 0
+        running.listen_until((tmp_path / "disk stands still").exists)
+        running.listen_until(lambda: any(map(tells_of_the_disk, running.heard)))
+        running.forget()
+        assert pings(running.listen(2.0)) == 0
+        (tmp_path / "disk may go on").touch()
+        running.until("WATCHDOG=1")
         thread.join()
-        assert pings(running.listen(1.5)) >= 2
         assert running.stop() == 0
     assert re.search(r"kvtcd-disk-\w+ has ended nothing for ", daemon.log.read_text())
-    assert any(re.match(r"STATUS=The thread kvtcd-disk-\w+ is stuck", line) for [line, *_] in running.heard)
+
+
+def tells_of_the_disk(said: list[str]) -> bool:
+    return bool(re.match(r"STATUS=The thread kvtcd-disk-\w+ is stuck", said[0]))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("period", "every"), [(0.6, 0.2), (15.0, 5.0), (3600.0, serve.LOOK_S)])
+async def test_the_watchdog_is_fed_three_times_in_each_period(monkeypatch, period, every) -> None:
+    told, slept = [], []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("kvtcd.serve.asyncio.sleep", sleep)
+    supervisor = SimpleNamespace(watchdog=period, tell=lambda *fields: told.append(fields))
+    with pytest.raises(asyncio.CancelledError):
+        await serve._attest(supervisor, Pulse(list))
+    assert (told, slept) == ([("WATCHDOG=1",)] * 3, [pytest.approx(every)] * 3)
 
 
 def call(running: Supervised, ask) -> None:
@@ -322,8 +365,7 @@ def test_all_sockets_are_told_apart_and_tcp_takes_a_token_that_is_never_shown(da
 
 
 def test_tcp_by_configuration_needs_tokens(daemon) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     tokens = daemon.config.parent / "tokens.toml"
     text = daemon.config.read_text()
     text = text.replace('listen = ""', f'listen = "127.0.0.1:{port}"')

@@ -14,6 +14,7 @@ from pathlib import Path
 from socket import SOCK_SEQPACKET, SOCK_STREAM
 
 import pytest
+from support.patience import PATIENCE_S
 from support.supervised import listening, supervised
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
@@ -59,7 +60,12 @@ def folder(request, tmp_path: Path) -> Path:
 
 def analyze(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
 
 

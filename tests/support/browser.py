@@ -22,6 +22,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from support.patience import PATIENCE_S
 
 from kvtcd.lab.models import cache_folder
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from selenium.webdriver.remote.webelement import WebElement
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-PATIENCE_S = 60.0
 PICTURES = Path(__file__).parents[2] / ".cache" / "page"
 """Where pictures are kept; git ignores it."""
 _AXE = "axe-playwright-python==0.1.8"
@@ -171,7 +171,7 @@ def axe() -> str:
     if not cache.exists():
         with tempfile.TemporaryDirectory() as folder:
             pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _AXE]
-            done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=120)
+            done = subprocess.run(pip, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
             if done.returncode:
                 pytest.skip(f"axe-core cannot be had: {done.stderr.strip()[-200:]}")
             (wheel,) = Path(folder).glob("*.whl")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.patience import PATIENCE_S
+from support.ports import free_port
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import config
@@ -75,12 +76,11 @@ def running() -> Iterator[Site]:
                 for who, token in tokens.items()
             )
         )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         daemon = Daemon(
             folder, host=64 * BLOCK_BYTES + (1 << 20), disk=64 << 20, profiles=folder / "profiles",
             tcp=config.daemon.Tcp(listen=f"127.0.0.1:{port}", tokens=folder / "tokens.toml"),
-            stop_seconds=20.0,
+            stop_seconds=PATIENCE_S,
         )  # fmt: skip
         with daemon:
             site = Site(daemon, port, tokens)

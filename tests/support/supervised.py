@@ -12,6 +12,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from support.patience import PATIENCE_S
+
 from kvtcd.client import Client
 from kvtcd.lab.daemon import Daemon
 
@@ -51,14 +53,21 @@ class Supervised:
             self._hear(left)
         return self.heard[before:]
 
+    def forget(self) -> None:
+        """Take in what has been said so far, so that what is heard from now on was said from now on."""
+        before = -1
+        while before < len(self.heard):
+            before = len(self.heard)
+            self._hear(0)
+
     def _hear(self, seconds: float) -> None:
         self._inbox.settimeout(seconds)
         try:
             self.heard.append(self._inbox.recv(4096).decode().split("\n"))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return
 
-    def until(self, field: str, *, seconds: float = 30) -> list[str]:
+    def until(self, field: str, *, seconds: float = PATIENCE_S) -> list[str]:
         """Wait for the next message that has this field, and return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
@@ -67,6 +76,10 @@ class Supervised:
             if len(self.heard) > before and field in self.heard[-1]:
                 return self.heard[-1]
         raise AssertionError(f"no {field} in {self.heard}\n{self.log.read_text()}")
+
+    def listen_until(self, true: Callable[[], object]) -> None:
+        """Listen until something is true: a daemon whose messages nobody takes waits with them."""
+        eventually(lambda: (self.listen(0.05), true())[1])
 
     def client(self) -> Client:
         """Return a client of this daemon."""
@@ -83,7 +96,7 @@ class Supervised:
 
     def ended(self) -> int:
         """Wait for its end, and return its exit status."""
-        return self.process.wait(30)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -140,7 +153,7 @@ def listening(path: Path | str, kind: socket.SocketKind = socket.SOCK_STREAM) ->
     return found
 
 
-def eventually(true: Callable[[], object], seconds: float = 20) -> None:
+def eventually(true: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     """Wait until something is true; fail when it does not become so."""
     deadline = time.monotonic() + seconds
     while not true():

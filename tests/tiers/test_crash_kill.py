@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import random
-import secrets
 import shutil
 import signal
 import time
@@ -14,6 +13,7 @@ from support.crash import workload
 from support.crash.killing import kept
 from support.crash.sealed import key_of, version_of
 from support.crash.zygote import Zygote
+from support.patience import PATIENCE_S
 
 from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.state import StateDirectory
@@ -40,6 +40,14 @@ def filled(tmp_path):
     return path, state
 
 
+def reported(log, count):
+    """Wait until a child has reported so often: that it is open, then what it begins and what is there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while count and (not log.exists() or log.read_text().count("\n") < count):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def kill_cycles(zygote, tmp_path, cycles, seed):
     path = tmp_path / "environment"
     draw = random.Random(seed)
@@ -50,7 +58,8 @@ def kill_cycles(zygote, tmp_path, cycles, seed):
         log = tmp_path / f"{cycle}.log"
         steps = {"log": str(log), "seed": seed, "first": first}
         child = os.pidfd_open(zygote.start("write_until_killed", path=str(path), **steps))
-        time.sleep(draw.uniform(0.04, 0.2))
+        reported(log, draw.randrange(12))
+        time.sleep(draw.uniform(0, 0.02))
         signal.pidfd_send_signal(child, signal.SIGKILL)
         os.close(child)
         outcome = zygote.finish()
@@ -85,7 +94,7 @@ def test_a_few_killed_writers_lose_nothing_they_acknowledged(zygote, tmp_path):
 
 @pytest.mark.slow
 def test_two_hundred_killed_writers_lose_nothing_they_acknowledged(zygote, tmp_path):
-    assert kill_cycles(zygote, tmp_path, cycles=200, seed=secrets.randbelow(1 << 32)) > 200
+    assert kill_cycles(zygote, tmp_path, cycles=200, seed=random.randrange(1 << 32)) > 200
 
 
 def killed_copies(zygote, tmp_path, source, operation):
