@@ -14,6 +14,7 @@ from aiohttp import web
 from api.test_auth import KEY, SECRETS, TOKENS, by
 from support.authority import Authority
 from support.http import closed, running
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd.api.auth import authenticate
@@ -53,7 +54,7 @@ async def ask(port: int, context: ssl.SSLContext, host: str, *headers: str) -> t
     version = writer.get_extra_info("ssl_object").version()
     lines = ["GET /v1 HTTP/1.1", f"Host: {host}", "Connection: close", by("one"), *headers]
     writer.write("\r\n".join([*lines, "", ""]).encode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read()
     await closed(writer)
     return int(answer.split()[1]), version
@@ -151,7 +152,7 @@ async def test_who_does_not_encrypt_gets_no_answer(authority) -> None:
     async with by_tls(authority, *NAMES) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET /v1 HTTP/1.1\r\nHost: localhost:{port}\r\n{by('one')}\r\n\r\n".encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 answer = await reader.read()
             except ConnectionResetError:

@@ -383,8 +383,7 @@ def test_tcp_by_configuration_needs_tokens(daemon) -> None:
 def test_sighup_reads_tokens_and_certificate_anew_and_all_or_nothing(daemon, tmp_path) -> None:
     authority = Authority(tmp_path)
     certificate, secret = authority.issue("localhost")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     tokens, text = tmp_path / "tokens.toml", daemon.config.read_text()
     tokens.write_bytes(SOME_TOKENS)
     for old, new in {
