@@ -131,9 +131,11 @@ class Daemon:
         with self._asking():
             for (identity, salt), members in self._grouped(names, lambda _: None):
                 namespace = self.link.name(identity)
-                for name in members:
-                    self.link.client.delete(namespace, name.key, salt=salt, deadline=self._seconds)
-                    gone.append((name, self._shapes[name.place].nbytes))
+                gone.extend(
+                    (name, self._shapes[name.place].nbytes)
+                    for name in members
+                    if self.link.client.delete(namespace, name.key, salt=salt, deadline=self._seconds)
+                )
         return gone
 
     def counts(self) -> dict[str, int]:

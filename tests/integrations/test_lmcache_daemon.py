@@ -80,6 +80,7 @@ def test_objects_are_found_loaded_and_deleted(objects: Objects) -> None:
     assert [one.memory for one in into] == [one.memory for one in wanted]
     objects.release(given)
     assert objects.delete(given[3:4]) == [(given[3], SHAPE.nbytes)]
+    assert objects.delete(given[3:4]) == [], "what is gone was there no more"
     assert objects.find(given, {}) == [True] * 3 + [False] + [True] * 8
     counts = objects.counts()
     assert (counts["stored"], counts["duplicate"], counts["loaded"]) == (12, 12, 12)
