@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd.integrations.lanes import Lane
 
 LOG = logging.getLogger("kvtcd.test")
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def ended() -> threading.Semaphore:
 
 def wait(ended: threading.Semaphore, count: int = 1) -> None:
     for _ in range(count):
-        assert ended.acquire(timeout=PATIENCE)
+        assert ended.acquire(timeout=PATIENCE_S)
 
 
 def test_results_are_taken_once_and_by_number(ended: threading.Semaphore) -> None:
@@ -61,17 +61,17 @@ def test_what_waits_ends_when_the_lane_is_closed_and_what_comes_later_too(ended:
 
     def slow() -> str:
         started.set()
-        assert go_on.wait(PATIENCE)
+        assert go_on.wait(PATIENCE_S)
         return "done"
 
     running, waiting = lane.submit(slow, "closed"), lane.submit(lambda: "done", "closed")
-    assert started.wait(PATIENCE)
+    assert started.wait(PATIENCE_S)
     closer = threading.Thread(target=lane.close)
     closer.start()
     while not lane._closed:
         time.sleep(0.01)
     go_on.set()
-    closer.join(PATIENCE)
+    closer.join(PATIENCE_S)
     late = lane.submit(lambda: "done", "closed")
     wait(ended, 3)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import random
+import re
+import socket
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.patience import PATIENCE_S
 
 from kvtcd.client import Notice, What
 from kvtcd.core.errors import DeadlineExceeded
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOG = logging.getLogger("kvtcd.test")
-PATIENCE = 60.0
 SHAPE = Shape.of([[2, 8, 16]], ["torch.bfloat16"], [2])
 PLACE = Place("model", 0x01000100, 0)
 
@@ -44,7 +47,7 @@ def objects_of(daemon: Daemon, weights: str) -> Objects:
     facts = Facts("m", weights.encode().hex()[:64].ljust(64, "0"), "s")
     return Objects(
         daemon.client(), lambda model: facts if model == PLACE.model else None,
-        version="1", lookup_seconds=PATIENCE, seconds=PATIENCE, log=LOG,
+        version="1", lookup_seconds=PATIENCE_S, seconds=PATIENCE_S, log=LOG,
     )  # fmt: skip
 
 
@@ -96,7 +99,7 @@ def test_what_was_found_stays_until_it_is_released(daemon: Daemon, objects: Obje
         with pytest.raises(DeadlineExceeded):
             client.delete(space, given[0].key, deadline=0.2)
         objects.release(given)
-        assert client.delete(space, given[1].key, deadline=PATIENCE)
+        assert client.delete(space, given[1].key, deadline=PATIENCE_S)
 
 
 def test_places_salts_and_strangers_are_apart(objects: Objects) -> None:
@@ -109,6 +112,15 @@ def test_places_salts_and_strangers_are_apart(objects: Objects) -> None:
     assert objects.find(names(1), {0: SHAPE}) == [True]
 
 
+def listeners(daemon: Daemon) -> float:
+    """Return how many listen to the notices of a daemon, as it tells those who watch it."""
+    with socket.socket(socket.AF_UNIX) as watcher:
+        watcher.connect(str(daemon.socket))
+        watcher.sendall(b"GET /metrics HTTP/1.1\r\nHost: kvtcd\r\nConnection: close\r\n\r\n")
+        told = b"".join(iter(lambda: watcher.recv(1 << 16), b""))
+    return float(re.search(rb"^kvtcd_listeners (.*)$", told, re.MULTILINE)[1])
+
+
 def test_a_lookup_tells_positions_and_nothing_else_does(folder: Path) -> None:
     given, told = names(4, 100), []
     with Daemon(folder / "p", host=64 << 20, disk=64 << 20, profiles=folder / "profiles") as other:
@@ -119,6 +131,8 @@ def test_a_lookup_tells_positions_and_nothing_else_does(folder: Path) -> None:
 
         listener = threading.Thread(target=listen)
         listener.start()
+        while listeners(other) < 1:
+            time.sleep(0.01)
         ours = objects_of(other, "positions")
         ours.find(given[:3], {0: SHAPE})
         ours.store(list(reversed(filled(given))))

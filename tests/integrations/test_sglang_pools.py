@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from support.patience import PATIENCE_S
 from support.sglang_twin import PAGE, MHATokenToKVPoolHost, OtherPoolHost
 
 from kvtcd.integrations.link import Link
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOG = logging.getLogger("kvtcd.test")
-PATIENCE = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def pools(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[Pools]:
     model = Model(name="m", weights=weights, settings="s", adapter="none", layers=None, rope=None)
     ranks = Ranks(tp=(0, 1), pp=(0, 1), cp=(0, 1), dcp=(0, 1), replicated=False)
     with daemon.client() as client:
-        link = Link(client, LOG, seconds=PATIENCE)
+        link = Link(client, LOG, seconds=PATIENCE_S)
         yield Pools(
-            link, Parameters(timeout_seconds=PATIENCE), ranks, model, writes=True, version="1", log=LOG
+            link, Parameters(timeout_seconds=PATIENCE_S), ranks, model, writes=True, version="1", log=LOG
         )
 
 

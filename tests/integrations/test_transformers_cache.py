@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from support.models import random_model, tiny_llama_config
+from support.patience import PATIENCE_S
 from support.prefixes import BLOCK_TOKENS, assert_equal, identity_for, lossless_daemon, read, sequence
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -108,7 +109,7 @@ def test_only_what_is_missing_is_sent_and_a_longer_block_supersedes_the_shorter(
         stored.append((report.found, len(report.results)))
         assert prefixes.load([*tokens[:length], 7]).tokens == length
     assert stored == [(0, 2), (20, 0), (16, 1), (16, 2), (32, 3)]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while prefixes._client.stats()["blocks"] - before > 5 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert prefixes._client.stats()["blocks"] - before == 5, "4 full blocks and the last partial one"

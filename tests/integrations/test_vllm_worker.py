@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import BadIdentity
 from kvtcd.core.keys import EngineKey
@@ -21,7 +22,6 @@ from kvtcd.integrations.vllm_worker import Worker
 BLOCKS, PER_CHUNK, SLOTS = 32, 4, 8
 LAYERS = ("a.0", "a.1", "a.2")
 SHAPE = (BLOCKS, 1, 2, 3, 4)  # blocks, pages of each, heads, tokens, content
-PATIENCE = 30.0
 
 
 def key(number: int) -> EngineKey:
@@ -37,7 +37,7 @@ class Kept:
     heads: dict[bytes, Chunk] = field(default_factory=dict)
 
     def load(self, chunks: Any, row: Any) -> list[EngineKey]:
-        self.gate.wait(PATIENCE)
+        self.gate.wait(PATIENCE_S)
         found = [chunk for chunk in chunks if chunk.key in self.chunks]
         for chunk in found:
             row(chunk.row)[:] = self.chunks[chunk.key]
@@ -52,7 +52,7 @@ class Kept:
 class Engine:
     """The thread that runs a model, with caches full of distinct numbers."""
 
-    def __init__(self, seconds: float = PATIENCE, caches: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(self, seconds: float = PATIENCE_S, caches: dict[str, torch.Tensor] | None = None) -> None:
         self.daemon = Kept()
         self.daemon.gate.set()
         draw = torch.Generator().manual_seed(1)
@@ -168,7 +168,7 @@ def test_a_chunk_that_is_late_is_computed_and_does_no_harm_when_it_comes() -> No
     engine.settled()
     for name, cache in engine.caches.items():
         assert torch.equal(cache, before[name])
-    engine.worker._seconds = PATIENCE  # on a busy machine this must not be late
+    engine.worker._seconds = PATIENCE_S  # on a busy machine this must not be late
     for _ in range(3 * SLOTS):  # and nothing of it is left: memory for chunks comes back
         assert engine.run(Move(key(1), 0, None, (10, 11, 12, 13)), failures=2) == set()
     assert torch.equal(engine.caches["a.0"][10:14], before["a.0"][:4])
