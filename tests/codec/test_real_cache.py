@@ -26,7 +26,7 @@ from kvtcd.lab.capture import prefill, windows
 from kvtcd.lab.models import identity, tokenize
 from kvtcd.lab.texts import recipe
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 WINDOW = 1024
 BLOCK = 256

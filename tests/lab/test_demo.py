@@ -18,7 +18,7 @@ from kvtcd.lab import models
 from kvtcd.lab.capture import prefill
 from kvtcd.lab.daemon import Daemon
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def test_a_lossless_cache_that_survived_a_restart_continues_as_if_nothing_had_happened(
@@ -53,7 +53,7 @@ def test_the_demo_goes_the_whole_way(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
     result = subprocess.run(
         [sys.executable, "-m", "kvtcd", "demo", "--json", str(out)],
-        capture_output=True, text=True, timeout=2300, check=False,
+        capture_output=True, text=True, timeout=1400, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     figures = json.loads(out.read_text())

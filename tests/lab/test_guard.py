@@ -116,7 +116,7 @@ def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(1800)  # with the calibration
+@pytest.mark.timeout(1500)  # with the calibration
 def test_what_is_stored_of_corrupted_caches_of_a_real_model_is_close_to_them(tmp_path: Path) -> None:
     """However wrong a cache is, the model reads on behind what was stored as behind the cache itself."""
     real_model("smollm2")

@@ -187,7 +187,7 @@ def test_without_scipy_the_extra_is_named(figures, measured, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(1800)  # with the calibration
+@pytest.mark.timeout(1500)  # with the calibration
 def test_the_command_measures_a_real_model(tmp_path: Path) -> None:
     real_model("smollm2")
     arguments = [

@@ -23,7 +23,7 @@ from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.capture import windows
 from kvtcd.lab.models import identity, tokenize
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 DOCUMENT = Path(__file__).parents[1] / "data" / "encyclopedia.txt"
 CONTEXT, CONTINUATION, WINDOWS = 1024, 128, 4

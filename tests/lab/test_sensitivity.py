@@ -103,7 +103,7 @@ def test_gathering_takes_fitted_windows_without_sinks_and_recent_tokens(tiny) ->
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1500)
 def test_half_the_quadratic_form_predicts_the_divergence_of_small_random_errors() -> None:
     """SmolLM2 in float32: rounding to bfloat16 alone is a larger error than these."""
     loaded = real_model("smollm2")

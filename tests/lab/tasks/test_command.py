@@ -35,7 +35,7 @@ def test_every_task_is_named_in_the_help() -> None:
 
 @pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.timeout(1800)  # with the calibration
+@pytest.mark.timeout(1500)  # with the calibration
 def test_the_command_asks_a_real_model(tmp_path: Path) -> None:
     real_model("smollm2")
     own = tmp_path / "capitals.jsonl"
