@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.coded import Coder
-from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
@@ -214,7 +213,7 @@ def codec_for(
 
 def _expected_kl(profile: Profile, choice: CodecChoice) -> float | None:
     """What calibration measured where the dial stands, on its curve; only `kvtc2` has one."""
-    curve = Curve.from_json(profile.origin.curve) if choice.name == "kvtc2" else None
+    curve = profile.curve if choice.name == "kvtc2" else None
     return None if curve is None else curve.at(curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)).kl
 
 
@@ -248,7 +247,7 @@ def _kvtc2(
     layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
 ) -> Encoder | str:
     """The encoder, or why it cannot be had."""
-    curve = Curve.from_json(profile.origin.curve)
+    curve = profile.curve
     if curve is None or not profile.weighted:
         return f"profile {profile.digest.hex()} has no rate-quality curve; run `kvtcd calibrate` again"
     try:

@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from kvtcd.codec.dial import Curve
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
 from kvtcd.codec.transform import Transform, orthonormal
@@ -92,6 +94,15 @@ class Profile:
     def ratios(self) -> tuple[int, ...]:
         """Ratios there is a plan for, ascending; the same for every stream."""
         return tuple(sorted(next(iter(self.streams.values())).plans))
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """Rate and quality of `kvtc2`; None where they were not measured.
+
+        Raises:
+            BadField: the curve is no curve.
+        """
+        return Curve.from_json(self.origin.curve)
 
     def check(self, identity: Identity) -> None:
         """Make sure that this profile was made for a namespace's model.

@@ -23,7 +23,7 @@ from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.budget_points import Advice, Dimension, Pair, Row, advise, dimensions, rows
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
-from kvtcd.lab.evaluate import SINKS, WINDOW, Measured
+from kvtcd.lab.evaluate import Measured
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
@@ -142,7 +142,7 @@ def _opened(
     for spec in specs:
         stands = [spec, _beside(spec, source.ratios)]
         try:
-            opened[spec] = list(open_codecs(identity, stands, source, sinks=SINKS, window=WINDOW).values())
+            opened[spec] = list(open_codecs(identity, stands, source).values())
         except ConfigError as reason:
             reasons.append(str(reason))
     return opened, reasons

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtcd.codec.dial import Curve
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.widths import Widths
 from kvtcd.lab.codec_spec import Spec
@@ -159,7 +158,7 @@ def advise(found: Sequence[Row]) -> list[Advice]:
 
 def dimensions(profile: Profile, spec: Spec) -> dict[str, Dimension]:
     """Count what a codec codes at its ratio with a profile, and the directions that the profile found."""
-    curve = Curve.from_json(profile.origin.curve)
+    curve = profile.curve
     found = {}
     for name, stream in profile.streams.items():
         if spec.name == "kvtc":

@@ -7,7 +7,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kvtcd.codec.dial import Curve
 from kvtcd.lab.calibration import Calibration
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.profile_view import curve_table
@@ -95,7 +94,7 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
         ]
         table.add_row(str(ratio), f"{sum(plan.cost for plan in plans.values()) // 8:,}", *cells)
     console.print(table)
-    if curve := Curve.from_json(made.profile.origin.curve):
+    if curve := made.profile.curve:
         console.print(curve_table(curve))
     for name, stream in streams.items():
         console.print(

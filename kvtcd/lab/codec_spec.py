@@ -152,7 +152,7 @@ def profile_source(
 
 
 def open_codecs(
-    identity: Identity, specs: Sequence[Spec], source: ProfileSource, *, sinks: int, window: int
+    identity: Identity, specs: Sequence[Spec], source: ProfileSource
 ) -> dict[Spec, NamespaceCodec]:
     """Return what daemons with these codecs in their policies pack with, by codec and dial.
 
@@ -167,7 +167,7 @@ def open_codecs(
     for spec in specs:
         refused = []
         for stand in _stands(spec, specs, source.ratios):
-            codec = codec_for(identity, stand.choice(sinks=sinks, window=window), source)
+            codec = codec_for(identity, stand.choice(), source)
             if codec.reason:
                 refused.append(f"{stand} cannot be had: {codec.reason}")
             else:

@@ -20,7 +20,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from kvtcd.codec.choose import NamespaceCodec
-from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc2 import GUARD
 from kvtcd.codec.ports import BlobDecoder, Encoder
 from kvtcd.codec.profile import Profile
@@ -83,7 +82,7 @@ class Guarded:
         cls, identity: Identity, profile: Profile, spec: Spec, codecs: Mapping[Spec, NamespaceCodec]
     ) -> Guarded:
         """Put together a codec and, among `codecs`, the same without a guard."""
-        curve = Curve.from_json(profile.origin.curve)
+        curve = profile.curve
         assert curve, "the codec was opened"
         choice = spec.choice()
         step = curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)
@@ -127,7 +126,7 @@ def command(
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         source = profile_source(loaded, identity, [spec], profile, phases)
-        opened = open_codecs(identity, [spec, _unguarded(spec)], source, sinks=SINKS, window=WINDOW)
+        opened = open_codecs(identity, [spec, _unguarded(spec)], source)
         found = source.find(identity)
         assert found, "the codec was opened"
         guarded = Guarded.of(identity, found, spec, opened)

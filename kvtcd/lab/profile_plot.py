@@ -24,7 +24,7 @@ def draw(profile: Profile, path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    curve = Curve.from_json(profile.origin.curve)
+    curve = profile.curve
     with picture(path, 4.5 * len(profile.streams) + 0.8, 8.4 if curve else 5.4) as whole:
         from matplotlib.patches import Patch  # noqa: PLC0415 - an extra
 

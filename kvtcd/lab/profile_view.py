@@ -48,7 +48,7 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
 
 def figures(profile: Profile) -> dict[str, object]:
     """Return what `--json` writes."""
-    curve = Curve.from_json(profile.origin.curve)
+    curve = profile.curve
     return {
         "digest": profile.digest.hex(),
         "origin": profile.origin.to_json(),
@@ -103,7 +103,7 @@ def show(console: Console, profile: Profile) -> None:
     console.print(_energy_table(profile))
     for name, stream in profile.streams.items():
         console.print(_plan_table(name, stream, profile.ratios))
-    if curve := Curve.from_json(profile.origin.curve):
+    if curve := profile.curve:
         console.print(curve_table(curve))
 
 

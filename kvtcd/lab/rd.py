@@ -21,7 +21,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.capture import windows
 from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
-from kvtcd.lab.evaluate import SINKS, WINDOW, Measured, Quality
+from kvtcd.lab.evaluate import Measured, Quality
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
@@ -85,7 +85,7 @@ def command(
         identity = models.identity(loaded)
         documents = cut(loaded, sources, context, continuation, per_file)
         source = profile_source(loaded, identity, specs, profile, phases)
-        opened = open_codecs(identity, specs, source, sinks=SINKS, window=WINDOW)
+        opened = open_codecs(identity, specs, source)
         with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
             results, noise = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
     groups = [document.file for document in documents]

@@ -10,7 +10,6 @@ from support.codec_world import rotated
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
-from kvtcd.codec.dial import Curve
 from kvtcd.codec.profile import Profile, load
 from kvtcd.codec.rope import inverse_frequencies
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -279,7 +278,7 @@ def test_without_sensitivities_all_errors_weigh_alike(loaded: LoadedModel, check
 
 def test_the_curve_is_measured_on_windows_held_out(loaded: LoadedModel, checkpoints: Path) -> None:
     made = run(loaded, checkpoints)
-    curve = Curve.from_json(made.profile.origin.curve)
+    curve = made.profile.curve
     assert curve is not None
     assert len(curve.points) >= 3
     ratios, errors = ([getattr(point, name) for point in curve.points] for name in ("ratio", "error"))

@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 def open_all(path: Path | None, *codecs: str):
     source = ProfileSource(path, WORLD.identity)
-    return open_codecs(WORLD.identity, [Spec.parse(c) for c in codecs], source, sinks=4, window=16)
+    return open_codecs(WORLD.identity, [Spec.parse(c) for c in codecs], source)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_codecs_are_those_of_a_daemon_with_this_policy(path: Path) -> None:
     encoder = opened[Spec("kvtc", 8)].encoder
     assert isinstance(encoder, Kvtc)
     assert isinstance(opened[Spec("lossless")].encoder, Lossless)
-    raw = WORLD.block(32, seed=1)
-    in_window = encoder.encode(raw, tokens=32, first_token=32, after=0)
-    coded = encoder.encode(raw, tokens=32, first_token=32, after=16)
+    raw = WORLD.block(256, seed=1)
+    in_window = encoder.encode(raw, tokens=256, first_token=32, after=0)
+    coded = encoder.encode(raw, tokens=256, first_token=32, after=128)
     assert in_window.codec == coded.codec == CodecId.KVTC
-    assert len(coded.blob) < 0.7 * len(in_window.blob)  # 16 tokens of it are in the window of 16
+    assert len(coded.blob) < 0.7 * len(in_window.blob)  # half of it is in the window of 128
 
 
 def test_a_codec_that_would_not_be_used_is_refused(path: Path) -> None:

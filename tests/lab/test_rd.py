@@ -37,7 +37,7 @@ def world(tmp_path_factory: pytest.TempPathFactory):
     named = models.identity(loaded, Dtype.F32, block_tokens=64)
     source = ProfileSource(store(run(loaded, folder / "checkpoints").data, folder), named)
     specs = [Spec.parse(text) for text in ("kvtc:16", "kvtc", "lossless")]
-    return loaded, named, open_codecs(named, specs, source, sinks=4, window=128)
+    return loaded, named, open_codecs(named, specs, source)
 
 
 @pytest.fixture(scope="module")

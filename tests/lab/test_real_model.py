@@ -13,7 +13,6 @@ import pytest
 from support.models import real_model
 
 from kvtcd.codec.choose import Decoder
-from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.lossless import Lossless
@@ -127,7 +126,7 @@ def test_the_divergence_of_no_loss_is_none(world) -> None:
 def test_kvtc2_has_two_and_a_half_times_the_ratio_at_no_more_divergence(world, points, nominal: int) -> None:
     loaded, named, _ = world
     profile = load(profile_for(loaded))
-    curve = Curve.from_json(profile.origin.curve)
+    curve = profile.curve
     assert curve is not None
     step = curve.step_for(ratio=2.8 * points[nominal].ratio)
     encoder = Kvtc2(named.layout, named.rope, profile, step, bound=GUARD * curve.at(step).error)

@@ -18,7 +18,7 @@ from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
 from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
-from kvtcd.lab.evaluate import SINKS, WINDOW, Size
+from kvtcd.lab.evaluate import WINDOW, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
@@ -66,7 +66,7 @@ def command(
         source = profile_source(loaded, identity, specs, profile, phases)
         rows: list[Row] = []
         pairs: list[Pair] = []
-        opened = open_codecs(identity, specs, source, sinks=SINKS, window=WINDOW)
+        opened = open_codecs(identity, specs, source)
         for task in [*own_tasks, *tasks]:
             found = run(loaded, identity, task, order, codecs=opened, phases=phases)
             rows += found.rows
