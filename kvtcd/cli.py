@@ -188,6 +188,51 @@ def profile_show(
 
 
 @app.command()
+def plan(
+    *,
+    profile: Annotated[Path | None, typer.Option(help="The model's profile.")] = None,
+    bytes_per_token: Annotated[
+        int | None,
+        typer.Option(min=1, help="In its place: 2 (K and V) x layers x KV heads x dimension x 2 bytes."),
+    ] = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(min=1, help="Of whole prefixes, where the profile's curve does not say it."),
+    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="A policy file; default: balanced.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of a prefix; default: the trace's mean, else 4,096.")
+    ] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="Room for stored blocks, such as 64GiB, several allowed.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
+    ] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="What `kvtcd bench ttft --json` wrote of this model and machine.")
+    ] = None,
+    prefill: Annotated[
+        float | None, typer.Option(min=0.001, help="In its place: tokens that the engine reads a second.")
+    ] = None,
+    reuse: Annotated[
+        float | None, typer.Option(min=0.001, help="And raw MB that are fetched and unpacked a second.")
+    ] = None,
+    overhead_ms: Annotated[float, typer.Option(min=0, help="Of a fetch, whatever its length.")] = 5.0,
+    json: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw hits and break-even into this PNG or SVG.")] = None,
+) -> None:
+    """Say what a model's cache takes, what a budget holds and finds, and from which length on it pays."""
+    from kvtcd.lab import plan as lab  # noqa: PLC0415 - torch
+
+    lab.command(
+        profile=profile, bytes_per_token=bytes_per_token, ratio=ratio, policy=policy, tokens=tokens,
+        budgets=budget or [], trace=trace, bench=bench, prefill=prefill, reuse=reuse,
+        overhead_ms=overhead_ms, json=json, plot=plot,
+    )  # fmt: skip
+
+
+@app.command()
 def demo(
     *,
     model: Annotated[str, typer.Option(help="Alias or folder of a transformers model.")] = "smollm2",
