@@ -66,16 +66,20 @@ def test_figures_are_those_that_the_daemon_tells_others(browser, site):
     with site.client() as client:
         reason = client.namespace("chat").codec_reason
         prefixes = client.prefixes()
-        tenants = {row["tenant"]: row for row in client.tenants()}
     assert reason
     assert reason in row
-    shown = {name: (cells[3], cells[4]) for name, cells in browser.rows("prefixes").items()}
-    assert shown == {f"{each['key'][:16]}…": ([each["matches"]], [each["blocks"]]) for each in prefixes}
+    told = {f"{each['key'][:16]}…": ([each["matches"]], [each["blocks"]]) for each in prefixes}
+    browser.until(
+        lambda: {name: (cells[3], cells[4]) for name, cells in browser.rows("prefixes").items()} == told
+    )
     assert prefixes[0]["key"][:16] in browser.text("#prefixes tbody tr"), "the most matched first"
-    host = tenants["operator"]["tiers"]["host"]
-    assert browser.rows("tenants")["operator"][2] == [
-        host["raw"]["blocks"] + host["packed"]["blocks"], host["raw"]["bytes"] + host["packed"]["bytes"]
-    ]  # fmt: skip
+
+    def host_told() -> list[float]:
+        with site.client() as client:
+            (own,) = [row["tiers"]["host"] for row in client.tenants() if row["tenant"] == "operator"]
+        return [sum(own[form][what] for form in ("raw", "packed")) for what in ("blocks", "bytes")]
+
+    browser.until(lambda: browser.rows("tenants")["operator"][2] == host_told())
     assert "balanced" in browser.text("#policies tbody tr")
     assert "operator" in browser.text("#who")
     assert browser.complaints() == []

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,10 @@ class Browser:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def text(self, selector: str) -> str:
-        """Return what is to be read of an element."""
-        return self.one(selector).text
+        """Return what is to be read of an element, even if the page replaces it meanwhile."""
+        while True:
+            with suppress(StaleElementReferenceException):
+                return self.one(selector).text
 
     def run(self, script: str, *arguments: object) -> Any:
         """Run a script and return what it returns."""
