@@ -167,3 +167,17 @@ def import_(
     from kvtcd.admin import imports  # noqa: PLC0415 - torch, lmdb
 
     imports.command(file, config.load(path), key=key, tenant=tenant, name=name, master=master_key)
+
+
+@app.command()
+def top(
+    address: AddressArgument = None,
+    *,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, for a log or a pipe.")] = False,
+    json: JsonOption = None,
+) -> None:
+    """Watch a running daemon: tiers, hits, moves, namespaces, prefixes, and for its operator all tenants."""
+    from kvtcd.admin import top as admin  # noqa: PLC0415 - rich
+
+    admin.command(address=address, every_s=every, once=once, json=json)

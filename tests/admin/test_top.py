@@ -1,0 +1,158 @@
+"""What `kvtcd top` shows of a daemon whose traffic is known, and of answers that are written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+from support.http import running
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
+from typer.testing import CliRunner
+
+from kvtcd.admin import top
+from kvtcd.admin.top_figures import Answers, figures
+from kvtcd.cli import app
+from kvtcd.client import BlockHead, Client
+from kvtcd.core.errors import NotFound, Unavailable
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import Info
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def key(number: int) -> EngineKey:
+    return EngineKey(number.to_bytes(32, "big"))
+
+
+def traffic(socket: Path) -> Answers:
+    """Store three blocks, read two of them, one twice, and one that is nowhere."""
+    with Client(socket) as client:
+        client.register("docs", IDENTITY)
+        for n in range(3):
+            client.put("docs", BlockHead(key(n), BLOCK_TOKENS, 0), block(n), durable=True)
+        client.match("docs", [key(0), key(7)])
+        for n in (0, 1, 1):
+            client.get("docs", key(n))
+        with pytest.raises(NotFound):
+            client.get("docs", key(9))
+        return Answers.of(client)
+
+
+@pytest.mark.asyncio
+async def test_figures_are_those_of_the_traffic() -> None:
+    async with running() as daemon:
+        answers = await asyncio.to_thread(traffic, daemon.socket)
+        shown = figures(answers)
+        tiers = {held.name: held for held in shown.tiers}
+        assert (shown.recent.blocks, shown.recent.hits, shown.recent.hit_ratio) == (4, 3, 0.75)
+        assert (tiers["host"].blocks, tiers["host"].bytes, tiers["host"].hits) == (3, 3 * BLOCK_BYTES, 3)
+        assert tiers["disk"].blocks == 3
+        assert tiers["disk"].ratio == pytest.approx(3 * BLOCK_BYTES / tiers["disk"].packed_bytes)
+        (own,) = shown.namespaces
+        assert (own.name, own.hits, own.misses) == ("docs", 3, 1)
+        assert shown.tenants is None, "this caller has no scope for them"
+        text = shown_as_text(answers)
+        for said in ("docs", "host", "disk", "75.0%", "3 blocks", key(0).hex()[:16]):
+            assert said in text
+
+
+def shown_as_text(answers: Answers) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(top.render(answers, figures(answers)))
+    return out.getvalue()
+
+
+@pytest.mark.asyncio
+async def test_once_and_as_json_by_the_command_line(tmp_path) -> None:
+    async with running() as daemon:
+        await asyncio.to_thread(traffic, daemon.socket)
+        out = tmp_path / "top.json"
+        arguments = ["top", str(daemon.socket), "--once", "--json", str(out)]
+        result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        assert result.exit_code == 0, result.output
+        assert "namespaces" in result.output
+        written = json.loads(out.read_text())
+        assert (written["command"], written["blocks"], written["misses"]) == ("top", 3, 1)
+        assert written["recent"]["hits"] == 3
+        assert [each["name"] for each in written["namespaces"]] == ["docs"]
+
+
+@pytest.mark.asyncio
+async def test_it_goes_on_while_the_daemon_is_away_and_ends_when_interrupted(monkeypatch, tmp_path) -> None:
+    async with running() as daemon:
+        socket, looks = daemon.socket, threading.Event()
+        away = tmp_path / "away.sock"
+        pauses = []
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 1:
+                socket.rename(away)
+            elif len(pauses) == 2:
+                away.rename(socket)
+            elif len(pauses) == 4:
+                looks.set()
+                raise KeyboardInterrupt
+
+        # The kept connection would answer all the same.
+        monkeypatch.setattr("kvtcd.client.connections.IDLE", 0)
+        monkeypatch.setattr(top.time, "sleep", sleep)
+        out = io.StringIO()
+        console = Console(file=out, width=100)
+        await asyncio.to_thread(
+            top.command, address=str(socket), every_s=1.0, once=False, json=None, console=console
+        )
+        assert looks.is_set()
+        assert pauses == [1.0] * 4
+
+
+def test_without_a_daemon_once_is_an_error(tmp_path) -> None:
+    with pytest.raises(Unavailable, match="no daemon answers"):
+        top.command(address=str(tmp_path / "none"), every_s=1.0, once=True, json=None)
+
+
+def form(blocks: int, nbytes: int, raw: int, hits: int) -> dict[str, object]:
+    return {"blocks": blocks, "bytes": nbytes, "raw_bytes": raw, "hits": hits}
+
+
+def answered(uptime: float, hits: int, misses: int, past: list[tuple[float, int, int]]) -> Answers:
+    tiers = {"host": {"capacity": 100, "withheld": 0, "used": 50, "raw": form(1, 50, 50, hits)}}
+    samples = [
+        {"uptime_s": at, "misses": missed, "tiers": {"host": {"blocks": 1, "bytes": 50, "hits": found}}}
+        for at, found, missed in past
+    ]
+    stats = {
+        "uptime_s": uptime, "blocks": 1, "misses": misses, "moving": 2, "demoting": 1, "waiting": 0,
+        "tiers": tiers, "own": {},
+    }  # fmt: skip
+    tenants = [{"tenant": "uid:7", "namespaces": ["n"], "misses": misses, "tiers": tiers}]
+    return Answers(Info("1", 1, "boot"), stats, {"every_s": 10, "samples": samples}, (), [], tenants)
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    past = [(0, 0, 0), (100, 100, 0), (130, 110, 90), (190, 120, 95)]
+    shown = figures(answered(200, 130, 100, past))
+    # The youngest sample that is a minute old is that of 130 s.
+    assert (shown.recent.seconds, shown.recent.blocks, shown.recent.hits) == (70, 30, 20)
+    assert shown.hour == [1.0, 0.1, pytest.approx(10 / 15), pytest.approx(10 / 15)]
+    assert [each.name for each in shown.tenants] == ["uid:7"]
+
+
+def test_a_daemon_that_has_just_started_has_rates_since_then() -> None:
+    shown = figures(answered(5, 3, 1, []))
+    assert (shown.recent.seconds, shown.recent.hit_ratio, shown.hour) == (0, None, [])
+    assert "uid:7" in shown_as_text(answered(5, 3, 1, []))
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [([], ""), ([0.0, 1.0, None, 0.5], "▁█·▅"), ([0.0, 1.0] * 8, "▅▅▅▅▅▅▅▅"), ([None] * 16, "········")],
+)
+def test_the_hour_is_a_line_of_bars(values, drawn) -> None:
+    assert top.spark(values, 8) == drawn
