@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +28,7 @@ from kvtcd.engine.cuda import Lost, copies_on_cuda, on_cuda
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
-from kvtcd.engine.mover import Mover
+from kvtcd.engine.mover import Mover, Tracer
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.ports import Codec
 from kvtcd.engine.recorder import Recorder
@@ -39,6 +40,9 @@ from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.pinning import Pinned, pin
 from kvtcd.tiers.state import StateDirectory
 
+if TYPE_CHECKING:
+    from kvtcd.api.tracing import Tracing
+
 _log = logging.getLogger(__name__)
 FLUSH_SHARE = 0.5
 """Share of ``daemon.stop_seconds`` for writing what only the host has."""
@@ -48,7 +52,12 @@ AUTO_GPU = 50
 
 @asynccontextmanager
 async def service(
-    config: Config, record: Path | None = None, lost: Lost = lambda _: None, *, master: bytes | None = None
+    config: Config,
+    record: Path | None = None,
+    lost: Lost = lambda _: None,
+    *,
+    master: bytes | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Service]:
     """Run a daemon without its HTTP server; leaving stops it within ``daemon.stop_seconds``.
 
@@ -57,6 +66,7 @@ async def service(
         record: write down in this file what is asked of it.
         lost: told, on some thread, that the GPU has failed; nothing is packed or unpacked any more.
         master: the master key, if it is not kept in the state directory.
+        tracer: told of moves.
 
     Raises:
         ConfigError: a policy file, the master key, the state directory or the recording cannot be used.
@@ -67,7 +77,9 @@ async def service(
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
         key = await asyncio.to_thread(state.master_key, master)
-        built, tags, pinned = await asyncio.to_thread(_assemble, config, state, key, record, lost)
+        built, tags, pinned = await asyncio.to_thread(
+            _assemble, config, state, key, record, lost, tracer=tracer
+        )
         try:
             for tag in await built.recover(tags):
                 _log.warning("tenant %s belongs to another master key and is removed", tag)
@@ -82,8 +94,37 @@ async def service(
         await asyncio.to_thread(state.close)
 
 
+@asynccontextmanager
+async def tracing(config: Config) -> AsyncIterator[Tracing | None]:
+    """Trace while it is entered, if that is configured; its spans are sent in the end.
+
+    Raises:
+        ConfigError: what it needs is not installed.
+    """
+    said = config.tracing
+    if not said.endpoint:
+        yield None
+        return
+    try:
+        from kvtcd.api.tracing import Tracing  # noqa: PLC0415 - an extra, loaded where it is asked for
+    except ModuleNotFoundError as error:
+        why = f"needs {error.name}, which is not installed: pip install 'kvtcd[otel]'"
+        raise config.fault("tracing.endpoint", why) from None
+    tracer = await asyncio.to_thread(Tracing.to, said.endpoint, said.share)
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
+
+
 def _assemble(
-    config: Config, state: StateDirectory, master: bytes, record: Path | None, lost: Lost
+    config: Config,
+    state: StateDirectory,
+    master: bytes,
+    record: Path | None,
+    lost: Lost,
+    *,
+    tracer: Tracer | None,
 ) -> tuple[Service, list[str], Pinned | None]:
     """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
     policies = load_policies(config.policies)
@@ -117,6 +158,7 @@ def _assemble(
         metrics=metrics,
         footprint=footprint,
         device=device,
+        tracer=tracer,
     )
     driver = Driver(catalog, memory, mover, registry, metrics, device=device)
     profiles = ProfileFolder(config.codec.profiles)

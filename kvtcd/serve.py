@@ -18,7 +18,7 @@ from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import Listener
 from kvtcd.api.publisher import Publication, Publisher
 from kvtcd.api.tls import Certificate, Tls
-from kvtcd.bootstrap import service
+from kvtcd.bootstrap import service, tracing
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
 from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
@@ -71,13 +71,18 @@ async def serve(config: Config, record: Path | None = None) -> None:
         entrance = await asyncio.to_thread(_Entrance, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
-            async with service(config, record, lost, master=master) as running, _publisher(config, running):
+            async with (
+                tracing(config) as tracer,
+                service(config, record, lost, master=master, tracer=tracer) as running,
+                _publisher(config, running),
+            ):
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
                 reload = _Reload(config, running, supervisor, entrance)
                 app = create_app(
                     running, _limits(config),
                     reload=reload, authenticate=authenticate(entrance.tokens), tls=entrance.tls,
+                    traced=tracer.middleware if tracer else None,
                 )  # fmt: skip
                 runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup))

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
 
 from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, page, policies
 from kvtcd.api.auth import identify, peer
@@ -88,6 +89,7 @@ def create_app(
     authenticate: Callable[[web.Request], Caller],
     identify_peer: Callable[[socket.socket], Caller] = peer,
     tls: Tls | None = None,
+    traced: Middleware | None = None,
 ) -> web.Application:
     """Return the application.
 
@@ -98,8 +100,9 @@ def create_app(
         authenticate: returns the caller of a request, or raises an `HTTPException`.
         identify_peer: returns the caller at the other end of a side socket.
         tls: what TCP is encrypted with.
+        traced: goes round all else of a request.
     """
-    app = web.Application(middlewares=[problems, guard, identify])
+    app = web.Application(middlewares=[*([traced] if traced else []), problems, guard, identify])
     app[SERVICE] = service
     app[LIMITS] = limits
     app[AUTHENTICATE] = authenticate

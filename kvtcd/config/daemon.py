@@ -49,6 +49,12 @@ def _endpoint(text: str) -> str:
     return text
 
 
+def _collector(text: str) -> str:
+    if text and not re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", text):
+        raise ValueError(f'{text!r} is not "http://127.0.0.1:4318", say')
+    return text
+
+
 class Daemon(Table):
     """Where the daemon lives and how long it takes to stop."""
 
@@ -136,6 +142,15 @@ class Events(Table):
     hashes: Literal["int64", "bytes"] = "int64"
 
 
+class Tracing(Table):
+    """Spans of requests, moves and stages, for OpenTelemetry."""
+
+    endpoint: Annotated[str, AfterValidator(_collector)] = ""
+    """Where a collector takes them by OTLP over HTTP; empty: nothing is traced."""
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Of requests that do not say themselves whether they are to be traced."""
+
+
 class Limits(Table):
     """Bounds on what clients may do at once."""
 
@@ -158,6 +173,7 @@ class Config(Table):
     tenants: Tenants = Tenants()
     codec: Codec = Codec()
     events: Events = Events()
+    tracing: Tracing = Tracing()
     limits: Limits = Limits()
     policies: tuple[Annotated[Path, Field(strict=False)], ...] = Field(default=(), strict=False)
 

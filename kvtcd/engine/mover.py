@@ -13,8 +13,9 @@ the ring, since all that is left of it is its record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -46,6 +47,16 @@ class Outcome:
     origin: Origin | None = None
 
 
+class Tracer(Protocol):
+    """Told of moves and their stages while they happen."""
+
+    async def move(self, move: Move, ending: Awaitable[Outcome]) -> Outcome:
+        """Wait for a move to end, and return how."""
+
+    def stage(self, span: Span) -> None:
+        """Note the end of a stage; on any thread, in the context of its move."""
+
+
 class Mover:
     """Moves between the memories and the disk of the block's tenant.
 
@@ -58,6 +69,7 @@ class Mover:
         metrics: told what happened.
         footprint: bytes the disk tier accounts a record with, from lengths of envelope and blob.
         observers: told of every stage of every block.
+        tracer: told of that and of every move; None: nobody is.
     """
 
     def __init__(
@@ -71,16 +83,24 @@ class Mover:
         footprint: Callable[[int, int], int],
         device: DeviceMemory | None = None,
         observers: Sequence[Callable[[Span], None]] = (),
+        tracer: Tracer | None = None,
     ) -> None:
         self._memory, self._device, self._put_record = memory, device, put_record
         self._metrics, self._footprint = metrics, footprint
-        told = (metrics.staged, *observers)
+        self._tracer = tracer
+        told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
         self._stages = stages
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
 
     async def move(self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None) -> Outcome:
         """Carry out one move; `origin` is known of every block with a copy in memory."""
+        ending = self._moved(move, namespace, tenant, origin)
+        return await (self._tracer.move(move, ending) if self._tracer else ending)
+
+    async def _moved(
+        self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
+    ) -> Outcome:
         try:
             outcome = await self._carry_out(move, namespace, tenant, origin)
         except KvtcdError as error:

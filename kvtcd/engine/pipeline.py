@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 from kvtcd.engine.streams import Stage, Watch, came, occurred
@@ -33,7 +34,8 @@ class Pipeline(Generic[S]):
     Args:
         name: for those who watch.
         slots: two let neighbouring stages overlap, three hide that stages take unequal time.
-        observers: told of every stage when it has ended, on the thread that saw it end.
+        observers: told of every stage when it has ended, on the thread that saw it end, in the context (PEP
+            567) in which it was submitted.
     """
 
     def __init__(
@@ -70,10 +72,14 @@ class Pipeline(Generic[S]):
         if not self._observers:
             return None
 
+        context = (
+            copy_context()
+        )  # of who moves the block: the stage ends on a thread that knows nothing of it
+
         def tell(begin: float, end: float) -> None:
             span = Span(self.name, stage, block, threading.current_thread().name, begin, end)
             for observe in self._observers:
-                observe(span)
+                context.run(observe, span)
 
         return tell
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from aiohttp import web
+    from aiohttp.typedefs import Middleware
 
     from kvtcd.api.tls import Tls
     from kvtcd.core.identity import Identity
@@ -126,6 +127,7 @@ async def running(
     authenticate: Any = by_header,
     load: Callable[[], tuple[Policy, ...]] | None = None,
     tls: Tls | None = None,
+    traced: Middleware | None = None,
     **toy: Any,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon. Nothing may be held for anybody at the end."""
@@ -143,6 +145,7 @@ async def running(
                 authenticate=authenticate,
                 identify_peer=lambda _: Caller("uid:1", frozenset({Scope.DATA})),
                 tls=tls,
+                traced=traced,
             )
             socket = folder / "socket"
             runner = await start(app, await asyncio.to_thread(bind_both, socket))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from kvtcd.engine.mover import Tracer
     from kvtcd.engine.ports import CodecFactory
 
 LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
@@ -165,6 +166,7 @@ async def toy_service(
     gpu: int = 0,
     codec: CodecFactory | None = None,
     encrypt: bool = False,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[ToyService]:
     """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
@@ -188,6 +190,7 @@ async def toy_service(
         metrics=metrics,
         footprint=footprint,
         device=device,
+        tracer=tracer,
     )
     driver = Driver(catalog, memory, mover, registry, metrics, device=device)
     codecs: list[ToyCodec] = []
