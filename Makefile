@@ -1,4 +1,4 @@
-# Five verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
+# Six verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .cache/peers
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Two matrix-product threads on a busy two-core machine spin on each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-peers check serve
+.PHONY: demo test test-peers check soak serve
 
 # The whole way on a real model: read, store, restart, fetch, answer.
 demo: $(VENV)/.installed
@@ -33,6 +33,10 @@ check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow and not model"
+
+# Mixed traffic for three quarters of an hour: does anything grow, leak or differ? MINUTES is how long.
+soak: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES))
 
 # A daemon with the configuration of ./config.toml, or the example's defaults under ./.cache.
 serve: $(VENV)/.installed
