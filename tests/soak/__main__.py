@@ -22,12 +22,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from soak.traffic import NAMESPACES, Traffic, identity
+from soak.watch import Watch
 from support.toy import BLOCK_BYTES
 
 from kvtcd.client import Client
 from kvtcd.lab.daemon import Daemon
-from soak.traffic import NAMESPACES, Traffic, identity
-from soak.watch import Watch
 
 HOST, DISK = 512 * BLOCK_BYTES, 4_096 * BLOCK_BYTES
 WATCHED = ("mib", "descriptors", "shared", "threads")
