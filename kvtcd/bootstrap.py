@@ -141,7 +141,8 @@ def _assemble(
         stages = on_cuda(accelerator.device, lost)
     else:
         stages = copies_on_cuda(device.device, lost) if device else on_threads()
-    pinned = pin(memory.slab) if device or accelerator else None
+    copied = device or accelerator or (config.gpu.regions and torch.cuda.is_available())
+    pinned = pin(memory.slab) if copied else None
     metrics.pinned.set(pinned is not None)
     tiers = shelves(
         policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,

@@ -22,6 +22,7 @@ from kvtcd.bootstrap import service, tracing
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
 from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
+from kvtcd.cuda.imports import Imports
 from kvtcd.engine.pulse import PATIENCE, Pulse
 from kvtcd.engine.service import Service
 from kvtcd.systemd import Supervisor, credential, inherited
@@ -83,6 +84,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
                     running, _limits(config),
                     reload=reload, authenticate=authenticate(entrance.tokens), tls=entrance.tls,
                     traced=tracer.middleware if tracer else None,
+                    devices=Imports() if config.gpu.regions else None,
                 )  # fmt: skip
                 runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup))
@@ -269,5 +271,8 @@ def _limits(config: Config) -> Limits:
         connections=config.limits.connections,
         in_flight=config.limits.in_flight,
         tenant_in_flight=config.limits.tenant_in_flight,
+        regions=config.limits.regions,
+        region_bytes=config.limits.region_bytes,
+        device_region_bytes=config.limits.device_region_bytes,
         shutdown_s=config.daemon.stop_seconds * DRAIN_SHARE,
     )

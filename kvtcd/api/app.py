@@ -35,6 +35,7 @@ from kvtcd.api.state import (
 from kvtcd.api.tls import Tls
 from kvtcd.core.access import Caller
 from kvtcd.core.identity import NAMESPACE_NAME
+from kvtcd.cuda.imports import Imports
 from kvtcd.engine.service import Service
 
 KEEPALIVE_S = 15.0
@@ -90,6 +91,7 @@ def create_app(
     identify_peer: Callable[[socket.socket], Caller] = peer,
     tls: Tls | None = None,
     traced: Middleware | None = None,
+    devices: Imports | None = None,
 ) -> web.Application:
     """Return the application.
 
@@ -101,6 +103,7 @@ def create_app(
         identify_peer: returns the caller at the other end of a side socket.
         tls: what TCP is encrypted with.
         traced: goes round all else of a request.
+        devices: opens memory of GPUs for clients; None: none is opened.
     """
     app = web.Application(middlewares=[*([traced] if traced else []), problems, guard, identify])
     app[SERVICE] = service
@@ -110,7 +113,8 @@ def create_app(
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)
     app[OPERATIONS] = Operations(limits.operations)
-    app[REGIONS] = Regions(limits.regions, limits.region_bytes)
+    app[REGIONS] = Regions(limits, service.metrics, devices)
+    service.watch(*app[REGIONS].lanes)
     app[PEER] = identify_peer
     app[TLS] = tls
     for method, path, handler in _ROUTES:
@@ -153,8 +157,11 @@ class Runner(web.AppRunner):
         self.app[SERVICE].feeds.close()  # streams without an end of their own
         # aiohttp's own cleanup throws away what arrives from here on, and with it every upload under way.
         await self.app[TRAFFIC].drain(self.app[LIMITS].shutdown_s)
-        while self.side_sockets:
-            self.side_sockets.pop().close()
+        sides, self.side_sockets = self.side_sockets, []
+        for side in sides:
+            side.close()
+        for side in sides:
+            await side.ended()
         await super().cleanup()
 
 

@@ -72,10 +72,21 @@ def peer(connection: socket.socket) -> Caller:
     Raises:
         PermissionError: one of several users whom this process cannot tell apart.
     """
-    _, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    _, uid, _ = _credentials(connection)
     if uid == _UNMAPPED:
         raise PermissionError("this user is not known in the daemon's user namespace")
     return Caller(f"uid:{uid}", _USER | {Scope.ADMIN} if uid in {0, os.geteuid()} else _USER)
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Tell whether this very process is at the other end; its pid cannot have been given away."""
+    pid, _, _ = _credentials(connection)
+    return pid == os.getpid()
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Return pid, uid and gid of who has connected."""
+    return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
 
 
 def require(request: web.Request, scope: Scope) -> None:

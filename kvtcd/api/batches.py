@@ -37,7 +37,9 @@ async def put(request: web.Request) -> web.Response:
     target, limits = Target.of(request), request.app[LIMITS]
     durable = wants_durable(request)
     if require_type(request, wire.MEDIA_TYPE, JSON) == JSON:
-        source: _Frames | _Placed = _Placed(target.tenant, request.app[REGIONS], await read_json(request))
+        source: _Frames | _Placed = _Placed(
+            target.tenant, request.app[REGIONS], limits.stall_s, await read_json(request)
+        )
     else:
         source = _Frames(request, declared(request, "batch", limits.batch_bytes), limits.block_bytes)
     with request.app[IN_FLIGHT].take(target.tenant, source.nbytes):
@@ -70,8 +72,9 @@ class _Frames:
 class _Placed:
     """Blocks that lie in a region of the caller; `nbytes` is their size together."""
 
-    def __init__(self, tenant: str, regions: Regions, body: object) -> None:
+    def __init__(self, tenant: str, regions: Regions, patience: float, body: object) -> None:
         asked = RegionPut.from_json(body)
+        self._patience = patience
         self._blocks = [
             (head, span.length, regions.part(tenant, asked.region, span)) for head, span in asked.blocks
         ]
@@ -81,7 +84,7 @@ class _Placed:
         for head, nbytes, part in self._blocks:
             await filling.begin(head, nbytes)
             if filling.slot is not None:
-                await part.copy(filling.slot.write)
+                await part.fill(filling.slot, self._patience)
 
 
 class _Filling:
@@ -163,7 +166,7 @@ async def _into_region(request: web.Request, target: Target, asked: RegionGet) -
                 if lease is None:
                     landed.append(Landed(Found(key)))
                 else:
-                    await parts[len(landed)].copy(lease.copy_to)
+                    await parts[len(landed)].take(lease, request.app[LIMITS].stall_s)
                     landed.append(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes))
     landed += [Landed(Found(key)) for key in keys[len(landed) :]]
     return json_response(landed_to_json(landed))

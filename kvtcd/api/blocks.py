@@ -6,7 +6,7 @@ from aiohttp import web
 
 from kvtcd.api.bodies import OCTETS, declared, json_response, receive, require_type, send
 from kvtcd.api.parameters import Deadline, Target, refuse_if_stopping, wants_durable
-from kvtcd.api.regions import Part
+from kvtcd.api.region import Part
 from kvtcd.api.state import IN_FLIGHT, LIMITS, REGIONS, SERVICE
 from kvtcd.core.errors import BadRequest, NotFound
 from kvtcd.core.keys import parse_key
@@ -38,7 +38,7 @@ async def put(request: web.Request) -> web.Response:
         ) as batch:
             slot = await batch.reserve(head, nbytes)
             if slot is not None and part is not None:
-                await part.copy(slot.write)
+                await part.fill(slot, limits.stall_s)
             elif slot is not None:
                 async for piece in receive(request):
                     slot.write(memoryview(piece))
@@ -59,7 +59,7 @@ async def get(request: web.Request) -> web.StreamResponse:
     async with request.app[SERVICE].blocks.read(target.namespace, key, target.salt, target.deadline) as lease:
         with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
             if part is not None:
-                await part.copy(lease.copy_to)
+                await part.take(lease, limits.stall_s)
                 return json_response(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes).to_json())
             response = web.StreamResponse(
                 headers={

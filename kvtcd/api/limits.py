@@ -28,7 +28,8 @@ class Limits:
         in_flight: bytes of the host tier that all clients hold at once; see `InFlight`.
         tenant_in_flight: the same for one tenant.
         regions: regions of memory that one tenant shares with the daemon.
-        region_bytes: their size together.
+        region_bytes: size together of those in host memory.
+        device_region_bytes: and of those on GPUs.
         operations: operations of one tenant that are remembered or run.
         stall_s: seconds without progress of a body, in or out, before its connection is closed.
         rate: bytes a second that a body must come in with on average, once `grace_s` were spent waiting.
@@ -49,6 +50,7 @@ class Limits:
     tenant_in_flight: int = 512 << 20
     regions: int = 64
     region_bytes: int = 4 << 30
+    device_region_bytes: int = 256 << 30
     operations: int = 64
     stall_s: float = 10.0
     rate: float = 64 << 10

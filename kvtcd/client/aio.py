@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
 from kvtcd.client.arguments import engine_keys
-from kvtcd.client.call import Buffer, Options, flat, room
-from kvtcd.client.groups import groups
+from kvtcd.client.call import Options, flat, room
+from kvtcd.client.device import Data, DevicePart, Room, rooms, take_over
+from kvtcd.client.groups import groups, on_host
 from kvtcd.client.regions import in_region, one_each
 from kvtcd.core import wire
 from kvtcd.core.errors import NotFound
@@ -18,8 +19,6 @@ from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Found
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
-
-T = TypeVar("T")
 
 
 class AsyncClient(AsyncDaemonClient):
@@ -98,7 +97,7 @@ class AsyncClient(AsyncDaemonClient):
         self,
         name: str,
         block: BlockHead,
-        data: Buffer,
+        data: Data,
         *,
         durable: bool = False,
         salt: bytes = b"",
@@ -110,12 +109,15 @@ class AsyncClient(AsyncDaemonClient):
             call = endpoints.put(name, block, loan.only(), options, durable=durable)
             if (stored := await self._on_loan(loan, call)) is not None:
                 return stored
+        if isinstance(data, DevicePart):
+            data = await asyncio.to_thread(data.on_host)
+            return await self.put(name, block, data, durable=durable, salt=salt, deadline=deadline)
         return await self._run(endpoints.put(name, block, data, options, durable=durable))
 
     async def put_many(
         self,
         name: str,
-        blocks: Iterable[tuple[BlockHead, Buffer]],
+        blocks: Iterable[tuple[BlockHead, Data]],
         *,
         durable: bool = False,
         salt: bytes = b"",
@@ -128,14 +130,18 @@ class AsyncClient(AsyncDaemonClient):
         return tuple(results)
 
     async def _put_group(
-        self, name: str, group: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
+        self, name: str, group: Sequence[tuple[BlockHead, Data]], options: Options, *, durable: bool
     ) -> tuple[BlockResult, ...]:
         if loan := await self._lend([data for _, data in group]):
             asked = loan.put(head for head, _ in group)
             call = endpoints.put_many_placed(name, asked, options, durable=durable)
             if (results := await self._on_loan(loan, call)) is not None:
                 return results
-        return await self._run(endpoints.put_group(name, group, options, durable=durable))
+        if any(isinstance(data, DevicePart) for _, data in group):
+            return await self._put_group(
+                name, await asyncio.to_thread(on_host, group), options, durable=durable
+            )
+        return await self._run(endpoints.put_group(name, on_host(group), options, durable=durable))
 
     async def get(
         self,
@@ -202,6 +208,30 @@ class AsyncClient(AsyncDaemonClient):
                         if filled == len(view):
                             yield found.key, view
             parser.finish()
+
+    async def fill(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        out: Sequence[Room],
+        *,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> list[int | None]:
+        """Read blocks into memory of the host or of a GPU; return how many bytes of each, None for a miss."""
+        keys = engine_keys(keys)
+        one_each(keys, out)
+        if out and (loan := await self._lend(out)):
+            call = endpoints.get_many_placed(name, loan.get(keys), Options(salt, deadline))
+            if (landed := await self._on_loan(loan, call)) is not None:
+                return [one.nbytes if one.found.tier else None for one in landed]
+        host = await asyncio.to_thread(rooms, out)
+        got = [
+            None if data is None else data.nbytes
+            async for _, data in self.get_many(name, keys, out=host, salt=salt, deadline=deadline)
+        ]
+        await asyncio.to_thread(take_over, out, got)
+        return got
 
     async def delete(
         self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None

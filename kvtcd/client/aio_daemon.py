@@ -15,14 +15,16 @@ from yarl import URL
 
 from kvtcd.client import endpoints
 from kvtcd.client.address import Address
-from kvtcd.client.call import Buffer, Call, Options, pauses
+from kvtcd.client.call import Call, Options, pauses
 from kvtcd.client.connections import GRACE_S, PIECE
+from kvtcd.client.device import Data, DeviceRegion
 from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import DeadlineExceeded, ServerError, Unavailable
 from kvtcd.core.identity import Identity
 from kvtcd.core.messages import Info, NamespaceInfo
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
+from kvtcd.cuda.driver import Driver
 
 T = TypeVar("T")
 
@@ -61,7 +63,7 @@ class AsyncDaemonClient:
 
     async def close(self) -> None:
         """Close all connections, and share no memory any more. The client can still be used."""
-        self._regions.close()
+        await asyncio.to_thread(self._regions.close)
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -124,7 +126,18 @@ class AsyncDaemonClient:
         """Return memory for blocks that the daemon maps too, if it can: what lies in it need not be sent."""
         return self._regions.add(await asyncio.to_thread(Region, self.address, nbytes))
 
-    async def _lend(self, parts: Sequence[Buffer]) -> Loan | None:
+    async def device_region(self, memory: object) -> DeviceRegion:
+        """Return memory of a GPU for blocks, which the daemon opens too, if it can."""
+
+        def host(nbytes: int) -> Region:
+            return self._regions.add(Region(self.address, nbytes))
+
+        def opened() -> DeviceRegion:
+            return DeviceRegion(self.address, memory, host, Driver.load())
+
+        return self._regions.add(await asyncio.to_thread(opened))
+
+    async def _lend(self, parts: Sequence[Data]) -> Loan | None:
         return await asyncio.to_thread(self._regions.lend, parts) if self._regions else None
 
     async def _on_loan(self, loan: Loan, call: Call[T]) -> T | None:

@@ -142,3 +142,16 @@ class Pool:
         """Close what is idle."""
         while (connection := self._take()) is not None:
             connection.close()
+
+
+def fill(response: http.client.HTTPResponse, view: memoryview, *, may_end: bool = False) -> bool:
+    """Fill a view from a body, without a copy in between; False: the body ended before its first byte."""
+    filled = 0
+    while filled < len(view):
+        n = response.readinto(view[filled:])
+        if not n:
+            if may_end and not filled:
+                return False
+            raise http.client.IncompleteRead(b"", len(view) - filled)
+        filled += n
+    return True

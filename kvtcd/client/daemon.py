@@ -13,12 +13,14 @@ from kvtcd.client import endpoints
 from kvtcd.client.address import Address
 from kvtcd.client.call import Call, Options, pauses
 from kvtcd.client.connections import Pool
+from kvtcd.client.device import DeviceRegion
 from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import ServerError, Unavailable
 from kvtcd.core.identity import Identity
 from kvtcd.core.messages import Info, NamespaceInfo
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
+from kvtcd.cuda.driver import Driver
 
 _PART = 64 << 10
 T = TypeVar("T")
@@ -71,6 +73,22 @@ class DaemonClient:
         shared; where it is not, the same calls send bytes over HTTP. Close it when it is done with.
         """
         return self._regions.add(Region(self.address, nbytes))
+
+    def device_region(self, memory: object) -> DeviceRegion:
+        """Return memory of a GPU for blocks, which the daemon opens too, if it can: they go there directly.
+
+        Put blocks from parts of it, and `fill` parts of it. Its `path` says whether it is shared; where it is
+        not, the same calls take the bytes through the host. Note work on it by its `record`, and close it
+        before the memory is freed.
+
+        Args:
+            memory: an object with ``__cuda_array_interface__``, or ``(address, bytes)``.
+
+        Raises:
+            NoDriver: this process has no CUDA driver.
+            BadRequest: it is not contiguous, writable memory of a GPU.
+        """
+        return self._regions.add(DeviceRegion(self.address, memory, self.region, Driver.load()))
 
     def _on_loan(self, loan: Loan, call: Call[T]) -> T | None:
         """Carry out a call on buffers in a region; None if the daemon does not know it any more."""

@@ -7,34 +7,30 @@ import fcntl
 import mmap
 import os
 import socket
-import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 from weakref import WeakSet
 
 from kvtcd.client.address import Address
 from kvtcd.client.arguments import block_head, region_bytes
-from kvtcd.client.call import Buffer, flat, problem
-from kvtcd.core.errors import BadRequest, Corrupt, DeadlineExceeded, KvtcdError, NotFound, Unavailable
-from kvtcd.core.fields import json_object
+from kvtcd.client.call import flat
+from kvtcd.client.device import Data, DevicePart, DeviceRegion
+from kvtcd.client.sharing import Sharing
+from kvtcd.core.errors import BadRequest, DeadlineExceeded, KvtcdError, NotFound, Unavailable
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.regions import (
     HELLO,
-    MAX_ANSWER,
     REGION,
     SEALS,
-    Grant,
     Landed,
     Placed,
     RegionGet,
     RegionPut,
     Span,
-    side_socket,
 )
-
-CONNECT_S = 5.0
 
 
 class Region:
@@ -57,10 +53,6 @@ class Region:
 
     def __init__(self, address: Address, nbytes: int) -> None:
         region_bytes(nbytes)
-        self._address = address
-        self._lock = threading.Lock()
-        self._shared: tuple[socket.socket, str] | None = None
-        self._why = ""
         self._fd = os.memfd_create("kvtcd-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self._fd, nbytes)
@@ -73,33 +65,27 @@ class Region:
             os.close(self._fd)
             raise
         self._begin = _address(self.memory)
+        self._sharing = Sharing(address, partial(_send, self._fd))
         self.share()
 
     @property
     def path(self) -> Literal["region", "http"]:
         """How bytes go from and to it now."""
-        return "region" if self._shared else "http"
+        return "region" if self._sharing.is_shared else "http"
 
     @property
     def why(self) -> str:
         """Why that is not ``region``, if so."""
-        return self._why
+        return self._sharing.why
 
     @property
     def closed(self) -> bool:
         """Whether it is of no use any more; so too where the daemon holds on to what it was lent."""
-        return self._fd < 0
+        return self._sharing.closed
 
     def share(self) -> str | None:
         """Return under which id the daemon knows it, None if it cannot; tries to share it if it is not."""
-        with self._lock:
-            if self._shared is None and self._fd >= 0:
-                try:
-                    self._shared = _hand_over(self._address, self._fd)
-                    self._why = ""
-                except KvtcdError as error:
-                    self._why = str(error)
-            return self._shared[1] if self._shared else None
+        return self._sharing.share()
 
     def recall(self, region: str) -> None:
         """Share it no more under this id, and wait until the daemon writes nothing to it.
@@ -107,24 +93,14 @@ class Region:
         Raises:
             Unavailable: the daemon does not say so; the memory cannot be used again.
         """
-        with self._lock:
-            if self._shared is None or self._shared[1] != region:
-                return
-            connection, _ = self._shared
-            self._shared = None
-        with connection:
-            try:
-                connection.shutdown(socket.SHUT_WR)
-                while connection.recv(1):
-                    pass
-            except TimeoutError:
-                self.close()
-                raise Unavailable("the daemon holds on to a region; make another one") from None
-            except OSError:
-                pass  # it is gone, and all that it did with it
+        if not self._sharing.recall(region):
+            self.close()
+            raise Unavailable("the daemon holds on to a region; make another one")
 
-    def span(self, data: Buffer) -> Span | None:
+    def span(self, data: Data) -> Span | None:
         """Return where in it a buffer lies, None for one that is not a part of it."""
+        if isinstance(data, DevicePart):
+            return None
         view = memoryview(data)
         if view.readonly or not view.nbytes or not view.c_contiguous:
             return None
@@ -133,14 +109,8 @@ class Region:
 
     def close(self) -> None:
         """Share it no more. The memory stays as long as something refers to it."""
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-            if self._shared:
-                self._shared[0].close()
-                self._shared = None
-                self._why = "the region is closed"
+        if self._sharing.close():
+            os.close(self._fd)
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +129,7 @@ class Loan:
         spans: where in it each buffer lies.
     """
 
-    def __init__(self, region: Region, name: str, spans: Sequence[Span]) -> None:
+    def __init__(self, region: Region | DeviceRegion, name: str, spans: Sequence[Span]) -> None:
         self._region = region
         self.name, self.spans = name, spans
 
@@ -191,17 +161,20 @@ class Loan:
         return unknown
 
 
+R = TypeVar("R", Region, DeviceRegion)
+
+
 class Regions:
     """The regions of one client. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._regions: WeakSet[Region] = WeakSet()
+        self._regions: WeakSet[Region | DeviceRegion] = WeakSet()
 
     def __bool__(self) -> bool:
         """Tell whether there are any."""
         return bool(self._regions)
 
-    def add(self, region: Region) -> Region:
+    def add(self, region: R) -> R:
         """Look for buffers in this one too."""
         self._regions.add(region)
         return region
@@ -211,7 +184,7 @@ class Regions:
         while self._regions:
             self._regions.pop().close()
 
-    def lend(self, parts: Sequence[Buffer]) -> Loan | None:
+    def lend(self, parts: Sequence[Data]) -> Loan | None:
         """Lend out some buffers, None unless they are all in one region that the daemon shares."""
         for region in list(self._regions):
             spans = [span for part in parts if (span := region.span(part))]
@@ -220,7 +193,7 @@ class Regions:
         return None
 
 
-def one_each(keys: Sequence[bytes], out: Sequence[bytearray | memoryview] | None) -> None:
+def one_each(keys: Sequence[bytes], out: Sequence[object] | None) -> None:
     """Raise `BadRequest` unless there is a buffer for each key, or none are given."""
     if out is not None and len(out) != len(keys):
         raise BadRequest("out", f"has {len(out)} buffers for {len(keys)} keys")
@@ -234,34 +207,8 @@ def in_region(
         yield one.found.key, flat(buffer)[: one.nbytes] if one.found.tier else None
 
 
-def _hand_over(address: Address, fd: int) -> tuple[socket.socket, str]:
-    """Send a descriptor to a daemon; return the connection that keeps it shared, and the id of the region.
-
-    Raises:
-        KvtcdError: it cannot be had, and why.
-    """
-    if address.socket is None:
-        raise Unavailable(f"memory is shared on a Unix socket only, not on {address}")
-    path = side_socket(address.socket)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    try:
-        connection.settimeout(CONNECT_S)
-        connection.connect(path)
-        socket.send_fds(connection, [HELLO], [fd])
-        return connection, _granted(connection.recv(MAX_ANSWER)).region
-    except (OSError, Corrupt) as error:
-        connection.close()
-        raise Unavailable(f"the daemon shares no memory on {path}: {error}") from None
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _granted(answer: bytes) -> Grant:
-    body = json_object(answer)
-    if "region" not in body:
-        raise problem(int(body.get("status", 0)), answer)
-    return Grant.from_json(body)
+def _send(fd: int, connection: socket.socket) -> None:
+    socket.send_fds(connection, [HELLO], [fd])
 
 
 def _address(view: memoryview) -> int:

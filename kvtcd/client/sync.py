@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
 
 from kvtcd.client import endpoints
 from kvtcd.client.arguments import engine_keys
-from kvtcd.client.call import Buffer, Options, flat, room
+from kvtcd.client.call import Options, flat, room
+from kvtcd.client.connections import fill
 from kvtcd.client.daemon import DaemonClient, require_ok
-from kvtcd.client.groups import groups
+from kvtcd.client.device import Data, DevicePart, Room, rooms, take_over
+from kvtcd.client.groups import groups, on_host
 from kvtcd.client.regions import in_region, one_each
 from kvtcd.core import wire
 from kvtcd.core.errors import NotFound
@@ -20,8 +20,6 @@ from kvtcd.core.matches import LeaseInfo, Matches
 from kvtcd.core.messages import BlockHead, BlockResult, Found
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
-
-T = TypeVar("T")
 
 
 class Client(DaemonClient):
@@ -110,7 +108,7 @@ class Client(DaemonClient):
         self,
         name: str,
         block: BlockHead,
-        data: Buffer,
+        data: Data,
         *,
         durable: bool = False,
         salt: bytes = b"",
@@ -127,12 +125,15 @@ class Client(DaemonClient):
             call = endpoints.put(name, block, loan.only(), options, durable=durable)
             if (stored := self._on_loan(loan, call)) is not None:
                 return stored
+        if isinstance(data, DevicePart):
+            data = data.on_host()
+            return self.put(name, block, data, durable=durable, salt=salt, deadline=deadline)
         return self._run(endpoints.put(name, block, data, options, durable=durable))
 
     def put_many(
         self,
         name: str,
-        blocks: Iterable[tuple[BlockHead, Buffer]],
+        blocks: Iterable[tuple[BlockHead, Data]],
         *,
         durable: bool = False,
         salt: bytes = b"",
@@ -145,14 +146,16 @@ class Client(DaemonClient):
         return tuple(results)
 
     def _put_group(
-        self, name: str, group: Sequence[tuple[BlockHead, Buffer]], options: Options, *, durable: bool
+        self, name: str, group: Sequence[tuple[BlockHead, Data]], options: Options, *, durable: bool
     ) -> tuple[BlockResult, ...]:
         if loan := self._regions.lend([data for _, data in group]):
             asked = loan.put(head for head, _ in group)
             call = endpoints.put_many_placed(name, asked, options, durable=durable)
             if (results := self._on_loan(loan, call)) is not None:
                 return results
-        return self._run(endpoints.put_group(name, group, options, durable=durable))
+        if any(isinstance(data, DevicePart) for _, data in group):
+            return self._put_group(name, on_host(group), options, durable=durable)
+        return self._run(endpoints.put_group(name, on_host(group), options, durable=durable))
 
     def get(
         self,
@@ -179,7 +182,7 @@ class Client(DaemonClient):
             require_ok(call, response)
             nbytes = int(response.headers["Content-Length"])
             view = room(nbytes, out)
-            _fill(response, view)
+            fill(response, view)
             return view
 
     def get_many(
@@ -211,15 +214,39 @@ class Client(DaemonClient):
             require_ok(call, response)
             prefix = memoryview(bytearray(wire.PREFIX_BYTES))
             at = 0
-            while _fill(response, prefix, may_end=True):
+            while fill(response, prefix, may_end=True):
                 header_bytes, body_bytes = wire.parse_prefix(prefix, endpoints.MAX_FRAME)
                 header = memoryview(bytearray(header_bytes))
-                _fill(response, header)
+                fill(response, header)
                 found = Found.from_json(json_object(bytes(header)))
                 data = room(body_bytes, out[at] if out else None)
-                _fill(response, data)
+                fill(response, data)
                 yield found.key, data if found.tier else None
                 at += 1
+
+    def fill(
+        self,
+        name: str,
+        keys: Iterable[bytes],
+        out: Sequence[Room],
+        *,
+        salt: bytes = b"",
+        deadline: float | None = None,
+    ) -> list[int | None]:
+        """Read blocks into memory of the host or of a GPU; return how many bytes of each, None for a miss."""
+        keys = engine_keys(keys)
+        one_each(keys, out)
+        if out and (loan := self._regions.lend(out)):
+            call = endpoints.get_many_placed(name, loan.get(keys), Options(salt, deadline))
+            if (landed := self._on_loan(loan, call)) is not None:
+                return [one.nbytes if one.found.tier else None for one in landed]
+        host = rooms(out)
+        got = [
+            None if data is None else data.nbytes
+            for _, data in self.get_many(name, keys, out=host, salt=salt, deadline=deadline)
+        ]
+        take_over(out, got)
+        return got
 
     def delete(self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None) -> bool:
         """Remove a block from every tier; tell whether there was one.
@@ -270,16 +297,3 @@ class Client(DaemonClient):
         """Bring blocks up to a tier of memory ahead of need; with `wait`, return once that has ended."""
         operation = self._run(endpoints.prefetch(name, keys, Options(salt, deadline), to=to))
         return self.ended(operation) if wait else operation
-
-
-def _fill(response: http.client.HTTPResponse, view: memoryview, *, may_end: bool = False) -> bool:
-    """Fill a view from a body, without a copy in between; False: the body ended before its first byte."""
-    filled = 0
-    while filled < len(view):
-        n = response.readinto(view[filled:])
-        if not n:
-            if may_end and not filled:
-                return False
-            raise http.client.IncompleteRead(b"", len(view) - filled)
-        filled += n
-    return True

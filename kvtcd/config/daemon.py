@@ -98,6 +98,8 @@ class Gpu(Table):
     capacity: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = 0
     """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
     device: Annotated[int, Field(ge=0)] = 0
+    regions: bool = False
+    """Whether memory that engines have on a GPU is opened, so that blocks go to and from it directly."""
 
 
 class Disk(Table):
@@ -158,6 +160,11 @@ class Limits(Table):
     in_flight: Annotated[Size, at_least(_MIB)] = 1 << 30
     """Bytes of host memory that requests hold, on their way in or out."""
     tenant_in_flight: Annotated[Size, at_least(_MIB)] = 512 << 20
+    regions: Annotated[int, Field(ge=0)] = 64
+    """Memory that one tenant shares at once, of the host and of GPUs: so many pieces."""
+    region_bytes: Size = 4 << 30
+    """Bytes of those of the host together."""
+    device_region_bytes: Size = 256 << 30
 
 
 class Config(Table):

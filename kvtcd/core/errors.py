@@ -27,6 +27,7 @@
     ├── ConfigError             a file with a wrong field; `path`, `field`, `why`
     ├── AlreadyRunning          another process holds the state directory
     ├── DeviceLost              a GPU failed under its process, which has to end; `device`, `why`
+    ├── DeviceUnshared          memory of a GPU that cannot be shared; see `device_errors`
     ├── Unavailable             something outside could not be had (a model package, a daemon)
     └── ServerError             the daemon answered with an error the client has no better class for
 """

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from kvtcd.core import errors
+from kvtcd.core import device_errors, errors
 from kvtcd.core.errors import KvtcdError, ServerError
 
 MEDIA_TYPE = "application/problem+json"
@@ -28,9 +28,14 @@ class Kind(NamedTuple):
     data: tuple[str, ...]
 
     @property
+    def name(self) -> str:
+        """The kind in one word, as metrics have it."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "-", self.error.__name__).lower()
+
+    @property
     def type(self) -> str:
         """The URI that names the kind."""
-        return _TYPE + re.sub(r"(?<!^)(?=[A-Z])", "-", self.error.__name__).lower()
+        return _TYPE + self.name
 
 
 KINDS = (
@@ -44,6 +49,14 @@ KINDS = (
     Kind(errors.IdentityConflict, 409, "Identity conflict", ("name", "differs", "registered_as")),
     Kind(errors.TooLarge, 413, "Too large", ("what", "nbytes", "limit")),
     Kind(errors.BlockMismatch, 422, "Not a block of this namespace", ("what", "want", "got")),
+    Kind(device_errors.DeviceUnshared, 422, "Memory of a GPU cannot be shared", ()),
+    Kind(device_errors.DeviceRegionsOff, 422, "No memory of GPUs is opened", ()),
+    Kind(device_errors.NoDriver, 422, "No CUDA driver", ("why",)),
+    Kind(device_errors.UnknownDevice, 422, "Unknown GPU", ("uuid", "visible")),
+    Kind(device_errors.NotExportable, 422, "Memory without a handle", ("nbytes",)),
+    Kind(device_errors.BadHandle, 422, "Bad handle", ("what", "why")),
+    Kind(device_errors.DeviceFailed, 422, "GPU failed", ("uuid", "why")),
+    Kind(device_errors.SameProcess, 422, "A handle of the daemon's own", ()),
     Kind(errors.ConfigError, 422, "Wrong configuration", ("path", "field", "why")),
     Kind(errors.StoreFailed, 500, "Disk tier failed", ("op", "code")),
     Kind(errors.Busy, 503, "Busy", ("what", "retry_after")),

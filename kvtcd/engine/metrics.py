@@ -59,6 +59,18 @@ class Metrics:
         self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
         self.leases = Gauge("kvtcd_leases", "Leases that are held", registry=self.registry)
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
+        self.regions = Gauge(
+            "kvtcd_regions", "Memory that clients share, by kind", ["kind"], registry=self.registry
+        )
+        self.region_bytes = Gauge(
+            "kvtcd_region_bytes", "Bytes of memory that clients share", ["kind"], registry=self.registry
+        )
+        self.unshared = self._counter(
+            "refused_regions", "Memory that clients offered and that was not taken", "kind", "reason"
+        )
+        self.devices_failed = self._counter(
+            "failed_devices", "GPUs that failed under the memory of clients that was open on them"
+        )
         self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
         self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
         self.pinned = Gauge(

@@ -91,6 +91,7 @@ class Service:
         self.leases = Leases(driver, metrics)
         self.overview = Overview(self.boot_id, driver, tenancy.registry, self._tally)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
+        self._guests: list[Worker] = []
         self._registry = tenancy.registry
         self.pulse = Pulse(self._workers)
         self._reporter = Reporter(driver, tenancy.registry, self.feeds, self._errands)
@@ -121,9 +122,13 @@ class Service:
         self._watching = self._errands.start("watch", self.overview.watch())
         return foreign
 
+    def watch(self, *workers: Worker) -> None:
+        """Have the pulse and the metrics know of threads that others than the service own and close."""
+        self._guests += workers
+
     def _workers(self) -> list[Worker]:
         writers = (tenant.writer for tenant in self._registry.tenants.values())
-        return [*self._lanes, *(writer for writer in writers if writer)]
+        return [*self._lanes, *self._guests, *(writer for writer in writers if writer)]
 
     def _watch_the_clock(self) -> None:
         if self._tenancy.expiring and self._ticking is None:
@@ -264,6 +269,6 @@ class Service:
             self.metrics.withheld.set(disk.withheld)
         self.metrics.blocks.set(len(self._driver.catalog.residents.entries))
         self.metrics.waiting.set(self._driver.waiting)
-        for lane in self._lanes:
+        for lane in (*self._lanes, *self._guests):
             self.metrics.queue.labels(lane.name).set(lane.pending)
         return self.metrics.text()

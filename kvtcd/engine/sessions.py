@@ -62,6 +62,16 @@ class Slot:
             self._at += part
             source = source[part:]
 
+    def spaces(self) -> list[Bytes]:
+        """Return where the rest of it goes, in order, to be written otherwise; then it is `filled`."""
+        rest = [self._piece[self._at :], *self._pieces]
+        self._piece, self._at, self._pieces = rest[0], 0, iter(rest[1:])
+        return rest
+
+    def filled(self) -> None:
+        """Take note that all its bytes are written."""
+        self.remaining = 0
+
 
 class Lease:
     """A block in host memory that stays while it is read."""

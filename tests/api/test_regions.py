@@ -13,6 +13,7 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,7 @@ from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
-from kvtcd.api.regions import Region
+from kvtcd.api.region import HostRegion
 from kvtcd.api.state import REGIONS
 from kvtcd.core.errors import BadRequest, NotFound, TooLarge
 from kvtcd.core.keys import EngineKey
@@ -214,15 +215,17 @@ async def test_who_ends_a_region_learns_when_nothing_writes_to_it_any_more():
             assert go.wait(PATIENCE_S)
             memory[:1] = b"x"
 
+        lease = SimpleNamespace(copy_to=slow)
+
         with closing(shared.connection):
-            copying = asyncio.create_task(part.copy(slow))
+            copying = asyncio.create_task(part.take(lease, PATIENCE_S))
             await asyncio.to_thread(begun.wait, PATIENCE_S)
             copying.cancel()
             shared.connection.shutdown(socket.SHUT_WR)
             end = asyncio.create_task(asyncio.to_thread(shared.connection.recv, 1))
             await until(lambda: not regions.nbytes)
             with pytest.raises(NotFound):
-                await part.copy(slow)
+                await part.take(lease, PATIENCE_S)
             await asyncio.sleep(0.05)
             assert not end.done(), "the copy is under way"
             assert not copying.done(), "a copy outlives the cancellation of its caller"
@@ -316,5 +319,5 @@ async def test_without_descriptors_the_side_socket_waits_until_there_are_some(mo
 async def test_a_region_is_checked_before_it_is_mapped():
     for fd, limit, error in ((memfd(seals=0), SIZE, BadRequest), (memfd(), SIZE - 1, TooLarge)):
         with pytest.raises(error):
-            Region(fd, limit)
+            HostRegion(fd, limit, None)
         os.close(fd)

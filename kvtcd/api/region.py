@@ -1,0 +1,216 @@
+"""One region: who uses it, what a request names of it. Of host memory; `api/device_region.py` has others."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import ClassVar, Protocol, TypeVar
+
+from kvtcd.core.device_errors import DeviceUnshared
+from kvtcd.core.errors import BadRequest, DeadlineExceeded, NotFound, TooLarge
+from kvtcd.core.regions import REGION, SEALS, Span
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.sessions import Lease, Slot
+
+T = TypeVar("T")
+ASK_S = 0.001
+"""Time between two looks at whether a client is done with what he has queued."""
+
+
+class View(Protocol):
+    """A part of a region. Its methods block, and return False where it is not time for that yet."""
+
+    def fill(self, slot: Slot) -> bool:
+        """Copy a block from it."""
+
+    def take(self, lease: Lease) -> bool:
+        """Copy a block to its beginning.
+
+        Raises:
+            BadRequest: it is too small.
+        """
+
+
+class Region(ABC):
+    """Memory of a client that the daemon has open.
+
+    Args:
+        nbytes: of it.
+        lane: on which it is copied.
+    """
+
+    kind: ClassVar[str]
+    """As it is called in metrics."""
+
+    def __init__(self, nbytes: int, lane: Lane) -> None:
+        self.nbytes, self.lane = nbytes, lane
+        self._copies = 0
+        self._idle: Callable[[], None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody may use it any more."""
+        return self._idle is not None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let it not be idle meanwhile.
+
+        Raises:
+            NotFound: it has ended.
+        """
+        if self.ended:
+            raise NotFound(REGION)
+        self._copies += 1
+        try:
+            yield
+        finally:
+            self._copies -= 1
+            self._end()
+
+    def end(self, idle: Callable[[], None]) -> None:
+        """Let nobody use it any more, and call `idle` once nobody does."""
+        self._idle = idle
+        self._end()
+
+    def _end(self) -> None:
+        if self._idle is not None and not self._copies:
+            self._idle()
+
+    def part(self, span: Span) -> Part:
+        """Return a part of it.
+
+        Raises:
+            BadRequest: the part is not all in it.
+        """
+        end = span.offset + span.length
+        if end > self.nbytes:
+            raise BadRequest("offset", f"a part ends at {end}, and the region at {self.nbytes}")
+        return Part(self, self.view(span))
+
+    @abstractmethod
+    def view(self, span: Span) -> View:
+        """Return how a part of it is copied."""
+
+    @abstractmethod
+    def broken(self, error: DeviceUnshared) -> None:
+        """Take note that it can be of no more use."""
+
+    @abstractmethod
+    async def release(self) -> None:
+        """Let go of the memory; nobody uses it any more."""
+
+
+class Part:
+    """What a request names of a region."""
+
+    def __init__(self, region: Region, view: View) -> None:
+        self._region, self._view = region, view
+
+    async def fill(self, slot: Slot, patience: float) -> None:
+        """Copy a block from it, off the loop; see `take`."""
+        await self._do(partial(self._view.fill, slot), patience)
+
+    async def take(self, lease: Lease, patience: float) -> None:
+        """Copy a block to it, off the loop.
+
+        That ends before the caller does, even if he is cancelled: right after, what is written to may be
+        another's.
+
+        Args:
+            lease: on the block.
+            patience: seconds that the client may take to be done with what he has queued.
+
+        Raises:
+            NotFound: the region has ended.
+            BadRequest: the part is too small.
+            DeadlineExceeded: the client was not done.
+        """
+        await self._do(partial(self._view.take, lease), patience)
+
+    async def _do(self, call: Callable[[], bool], patience: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        with self._region.in_use():
+            try:
+                while not await self._run(call):
+                    if self._region.ended:
+                        raise NotFound(REGION)
+                    if loop.time() >= until:
+                        raise DeadlineExceeded("what was queued on the region before", patience)
+                    await asyncio.sleep(ASK_S)
+            except DeviceUnshared as error:
+                self._region.broken(error)
+                raise NotFound(REGION) from error
+
+    async def _run(self, call: Callable[[], bool]) -> bool:
+        running = asyncio.ensure_future(self._region.lane.run(call))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            raise
+
+
+class HostRegion(Region):
+    """A memfd of a client, mapped here. It is unmapped when nobody refers to it any more.
+
+    The client can write to it at any time: what is read is copied once, and only the copy is believed.
+
+    Args:
+        fd: of the memfd. It stays the caller's.
+        limit: bytes that it may have.
+        lane: on which it is copied.
+
+    Raises:
+        BadRequest: it is no memfd, or not sealed.
+        TooLarge: it is over the limit.
+    """
+
+    kind = "host"
+
+    def __init__(self, fd: int, limit: int, lane: Lane) -> None:
+        try:
+            sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS == SEALS
+        except OSError:
+            raise BadRequest("descriptor", "is not of a memfd") from None
+        if not sealed:
+            raise BadRequest("descriptor", "is not sealed against shrinking, growing and further seals")
+        if (nbytes := os.fstat(fd).st_size) > limit:
+            raise TooLarge("region", nbytes, limit)
+        try:
+            self._memory = memoryview(mmap.mmap(fd, nbytes))
+        except (OSError, ValueError) as error:
+            raise BadRequest("descriptor", f"cannot be mapped: {error}") from None
+        super().__init__(nbytes, lane)
+
+    def view(self, span: Span) -> View:
+        """Return how a part of it is copied."""
+        return _HostView(self._memory[span.offset : span.offset + span.length])
+
+    def broken(self, error: DeviceUnshared) -> None:
+        """Never called: nothing can break it."""
+
+    async def release(self) -> None:
+        """Do nothing: it is unmapped by itself."""
+
+
+class _HostView:
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def fill(self, slot: Slot) -> bool:
+        slot.write(self._memory)
+        return True
+
+    def take(self, lease: Lease) -> bool:
+        lease.copy_to(self._memory)
+        return True
