@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvtcd.core import errors
+from kvtcd.core import device_errors, errors
 from kvtcd.core.errors import KvtcdError, ServerError
 from kvtcd.core.problem import KINDS, error_from, http_problem, kind_of, problem
 
@@ -28,6 +28,14 @@ SEEN_BY_CLIENTS = [
     errors.Busy("the transfer budget", 2.5),
     errors.Stopping(),
     errors.DeadlineExceeded("the request", 1.5),
+    device_errors.DeviceUnshared("it cannot"),
+    device_errors.DeviceRegionsOff(),
+    device_errors.NoDriver("it finds no device"),
+    device_errors.UnknownDevice("aa" * 16, ("bb" * 16,)),
+    device_errors.NotExportable(4096),
+    device_errors.BadHandle("event", "cuIpcOpenEventHandle: CUDA_ERROR_INVALID_HANDLE (400)"),
+    device_errors.DeviceFailed("aa" * 16, "CUDA_ERROR_ILLEGAL_ADDRESS (700)"),
+    device_errors.SameProcess(),
 ]
 INTERNAL = {
     errors.ProfileMismatch, errors.UnknownProfile, errors.UnsupportedCache, errors.UnsupportedModel,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kvtcd.api.tls import Tls
     from kvtcd.core.identity import Identity
     from kvtcd.core.policy import Policy
+    from kvtcd.cuda.imports import Imports
 
 TENANT_HEADER = "Test-Tenant"
 NS = "/v1/namespaces/demo"
@@ -128,6 +129,8 @@ async def running(
     load: Callable[[], tuple[Policy, ...]] | None = None,
     tls: Tls | None = None,
     traced: Middleware | None = None,
+    devices: Imports | None = None,
+    identify_peer: Callable[[Any], Caller] = lambda _: Caller("uid:1", frozenset({Scope.DATA})),
     **toy: Any,
 ) -> AsyncIterator[Daemon]:
     """Run a daemon. Nothing may be held for anybody at the end."""
@@ -143,7 +146,8 @@ async def running(
                 limits or Limits(shutdown_s=PATIENCE_S, deadline_s=PATIENCE_S),
                 reload=reload if load else refused,
                 authenticate=authenticate,
-                identify_peer=lambda _: Caller("uid:1", frozenset({Scope.DATA})),
+                identify_peer=identify_peer,
+                devices=devices,
                 tls=tls,
                 traced=traced,
             )
