@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,12 +19,16 @@ from rich.table import Table
 
 from kvtcd import __version__
 from kvtcd.client import BlockHead, Client
+from kvtcd.client.device import DevicePart
 from kvtcd.client.regions import Region
-from kvtcd.core.errors import KvtcdError
+from kvtcd.core.device_errors import NoDriver
+from kvtcd.core.errors import BadRequest, KvtcdError
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.messages import NamespaceInfo
+from kvtcd.cuda.driver import Failure
+from kvtcd.cuda.own import DeviceMemory
 
 State = Literal["ok", "note", "wrong"]
 _STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
@@ -124,22 +128,40 @@ def _ways(client: Client) -> Iterator[Finding]:
     )  # fmt: skip
     nbytes = _LAYOUT.nbytes(_TOKENS)
     name = client.register(NAMESPACE, identity).name
-    yield _way(client, name, "http", memoryview(bytearray(os.urandom(nbytes))))
+    memory = memoryview(bytearray(os.urandom(nbytes)))
+    yield _way(client, name, "http", memory, memory.tobytes)
     with client.region(nbytes) as region:
         if region.path == "region":
             region.memory[:] = os.urandom(nbytes)
-            yield _way(client, name, "region", region.memory)
+            yield _way(client, name, "region", region.memory, region.memory.tobytes)
         else:
             yield _unshared(region)
+    yield _by_device(client, name, nbytes)
 
 
 def _unshared(region: Region) -> Finding:
     return Finding("by region", "note", f"{region.why}; clients send bytes over HTTP instead")
 
 
-def _way(client: Client, name: str, way: str, memory: memoryview) -> Finding:
-    """Move blocks in and out of a buffer; the same bytes must come back."""
-    sent, taken, given = bytes(memory), 0.0, 0.0
+def _by_device(client: Client, name: str, nbytes: int) -> Finding:
+    """Do the same from memory of the first GPU that this process sees, if there is one."""
+    try:
+        with DeviceMemory(nbytes) as memory, client.device_region((memory.pointer, nbytes)) as region:
+            if region.path != "device":
+                return Finding("by device", "note", f"{region.why}; engines' blocks go through the host")
+            memory.write(os.urandom(nbytes))
+            return _way(client, name, "device", region[:], memory.read)
+    except NoDriver as error:
+        return Finding("by device", "ok", f"not looked at: {error}")
+    except (Failure, BadRequest) as error:
+        return Finding("by device", "note", f"not looked at, since memory of a GPU cannot be had here: {error}")
+
+
+def _way(
+    client: Client, name: str, way: str, memory: memoryview | DevicePart, look: Callable[[], bytes]
+) -> Finding:
+    """Move blocks in and out of memory, whose bytes `look` returns; the same must come back."""
+    sent, taken, given = look(), 0.0, 0.0
     for _ in range(_BLOCKS):
         key = EngineKey(secrets.token_bytes(16))
         begun = time.perf_counter()
@@ -148,11 +170,11 @@ def _way(client: Client, name: str, way: str, memory: memoryview) -> Finding:
         if result.outcome != "stored":
             why = f"a block was not stored: {result.reason}; see the policy of {name!r}, and room on the disk"
             return Finding(f"by {way}", "note", why)
-        client.get(name, key, out=memory)
+        client.fill(name, [key], [memory])
         given += time.perf_counter() - stored
         taken += stored - begun
         client.delete(name, key)
-        if memory != sent:
+        if look() != sent:
             return Finding(f"by {way}", "wrong", "other bytes came back than were stored; report this")
     moved = _BLOCKS * len(sent) / 1e9
     return Finding(

@@ -221,7 +221,20 @@ async def test_an_engine_that_goes_takes_its_region_with_it(machine):
         engine.free()
 
 
-async def test_who_goes_while_his_memory_is_opened_shares_nothing(machine, monkeypatch):
+async def test_who_ends_a_region_learns_when_its_memory_is_let_go_of(machine):
+    async with daemon_of(machine) as (daemon, process):
+        engine = Engine(machine)
+        await engine.share(daemon)
+        with machine.lock:  # the driver takes its time
+            ended = asyncio.create_task(asyncio.to_thread(engine.recall))
+            await until(lambda: not daemon.app[REGIONS].nbytes)
+            await asyncio.sleep(0.05)
+            assert not ended.done()
+        assert await ended == b""
+        assert not process.imported
+
+
+async def test_who_goes_while_his_memory_is_opened_shares_nothing(machine):
     async with daemon_of(machine) as (daemon, process):
         engine = Engine(machine)
         with machine.lock:  # the driver takes its time
@@ -232,8 +245,9 @@ async def test_who_goes_while_his_memory_is_opened_shares_nothing(machine, monke
             await until(lambda: regions.nbytes == SIZE)
             connection.close()
             await asyncio.sleep(0.05)
-        await until(lambda: not regions.nbytes)
-        assert process.calls["cuIpcOpenMemHandle_v2"] == process.calls["cuIpcCloseMemHandle"] == 1
+        await until(lambda: process.calls["cuIpcCloseMemHandle"])
+        assert process.calls["cuIpcOpenMemHandle_v2"] == 1
+        assert not regions.nbytes
         engine.free()
 
 
