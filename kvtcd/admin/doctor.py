@@ -154,7 +154,7 @@ def _by_device(client: Client, name: str, nbytes: int) -> Finding:
     except NoDriver as error:
         return Finding("by device", "ok", f"not looked at: {error}")
     except (Failure, BadRequest) as error:
-        return Finding("by device", "note", f"not looked at, since memory of a GPU cannot be had here: {error}")
+        return Finding("by device", "note", f"not looked at: no memory of a GPU is to be had: {error}")
 
 
 def _way(

@@ -71,7 +71,9 @@ async def test_a_device_that_holds_less_than_it_should_is_noted(monkeypatch):
 
 async def test_other_bytes_than_were_stored_are_a_fault(monkeypatch):
     async with running(host=128 << 20) as daemon:
-        monkeypatch.setattr(Client, "fill", lambda _self, _name, _keys, out: out[0].__setitem__(0, out[0][0] ^ 1))
+        monkeypatch.setattr(
+            Client, "fill", lambda _self, _name, _keys, out: out[0].__setitem__(0, out[0][0] ^ 1)
+        )
         found = await findings(daemon.socket)
         assert found["by http"] == ("wrong", "other bytes came back than were stored; report this")
 

@@ -1,4 +1,4 @@
-"""Memory of a GPU that one process shows and another opens: bytes, bounds, order, errors, and nothing left."""
+"""Memory of a GPU that one process shows and another opens: bytes, bounds, order, errors."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_one_allocation_is_opened_once_and_closed_with_its_last_part(machine):
     assert process.calls["cuIpcOpenMemHandle_v2"] == 1
     imports.close(first)
     assert process.imported
-    found, pieces = host(9)
+    _, pieces = host(9)
     imports.read(second, 0, pieces)
     imports.close(second)
     assert not process.imported
@@ -109,7 +109,9 @@ def test_what_one_user_has_open_is_not_another_users(machine):
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, SIZE + 1), (SIZE, 1), (SIZE - 10, 11), (1 << 61, 1)])
 def test_nothing_beyond_the_allocation_is_a_region(machine, offset, nbytes):
     engine, (process, imports) = Side(machine), daemon(machine)
-    with pytest.raises(BadRequest, match=f"the region ends at {offset + nbytes}, and its allocation at {SIZE}"):
+    with pytest.raises(
+        BadRequest, match=f"the region ends at {offset + nbytes}, and its allocation at {SIZE}"
+    ):
         imports.open("uid:1", replace(engine.exported.offer(), offset=offset, nbytes=nbytes))
     assert not process.imported
     whole = imports.open("uid:1", replace(engine.exported.offer(), offset=0, nbytes=SIZE))
@@ -201,7 +203,7 @@ def test_an_error_that_stays_ends_all_use_of_the_device_and_of_no_other(machine,
     process, imports = daemon(machine)
     parts = [imports.open("uid:1", side.exported.offer()) for side in (here, there)]
     process.script[call] = ILLEGAL
-    found, pieces = host(100)
+    _, pieces = host(100)
     with pytest.raises(DeviceFailed, match="CUDA_ERROR_ILLEGAL_ADDRESS") as failed:
         imports.read(parts[0], 0, pieces)
     assert failed.value.uuid == "a0" * 16

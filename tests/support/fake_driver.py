@@ -1,8 +1,9 @@
 """CUDA's driver as a script: a machine with GPUs, the processes on it, and what each may not do.
 
-Copies are done when their stream is waited for, and no sooner. What CUDA calls undefined behaviour is noted in
-`Machine.faults`; a test ends with none.
+Copies are done when their stream is waited for, and no sooner. What CUDA calls undefined behaviour is noted
+in `Machine.faults`; a test ends with none.
 """
+# ruff: noqa: N802 - CUDA's names
 
 from __future__ import annotations
 
@@ -328,7 +329,10 @@ class Process:
 
     @_in_context
     def cuStreamCreate(self, made, flags):
+        if flags != 1:
+            return INVALID
         self._thing(made, Stream())
+        return 0
 
     @_in_context
     def cuStreamSynchronize(self, stream):

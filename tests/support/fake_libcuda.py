@@ -15,8 +15,7 @@ def build(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "libcuda.so.1"
     subprocess.run(
-        [COMPILER, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-        + ["-o", str(target), str(SOURCE)],
-        check=True,
-    )
+        [COMPILER, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1",
+         "-o", str(target), str(SOURCE)], check=True,
+    )  # fmt: skip
     return folder
