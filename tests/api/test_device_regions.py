@@ -12,6 +12,7 @@ from typing import ClassVar
 import pytest
 from support.fake_driver import BAD_HANDLE, ILLEGAL, Machine, Process
 from support.http import NS, TENANT_HEADER, Daemon, running, until
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
@@ -72,7 +73,7 @@ class Engine:
     def offer(self, daemon: Daemon, offer: bytes | None = None) -> dict:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connections.append(self.connection)
-        self.connection.settimeout(5)
+        self.connection.settimeout(PATIENCE_S)
         self.connection.connect(side_socket(str(daemon.socket)))
         self.connection.send(self.exported.offer().to_message() if offer is None else offer)
         self.answer = json.loads(self.connection.recv(4096) or b"{}")
@@ -188,7 +189,7 @@ async def test_the_daemon_waits_for_what_the_engine_has_queued(machine):
 
 
 async def test_work_that_never_ends_holds_up_one_request_and_not_the_end_of_the_region(machine):
-    async with daemon_of(machine, Limits(shutdown_s=2, stall_s=0.3)) as (daemon, process):
+    async with daemon_of(machine, Limits(shutdown_s=2, stall_s=1.5)) as (daemon, process):
         await daemon.register()
         stuck, well = Engine(machine), Engine(machine)
         region, other = await stuck.share(daemon), await well.share(daemon)

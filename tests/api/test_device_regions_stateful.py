@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 from support.fake_driver import ILLEGAL, Machine, Process
+from support.patience import PATIENCE_S
 
 from kvtcd.api.limits import Limits
 from kvtcd.api.regions import Regions
@@ -72,7 +73,7 @@ class Lives(RuleBasedStateMachine):
         self.regions = Regions(LIMITS, self.metrics, Imports(self.process.driver))
 
     def run(self, awaited):
-        return self.loop.run_until_complete(asyncio.wait_for(awaited, 10))
+        return self.loop.run_until_complete(asyncio.wait_for(awaited, PATIENCE_S))
 
     # What happens ---------------------------------------------------------------------------------------
 
