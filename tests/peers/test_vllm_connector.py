@@ -21,6 +21,15 @@ pytestmark = [pytest.mark.peers("vllm"), pytest.mark.slow, pytest.mark.timeout(3
 PATIENCE = {"retry_seconds": 60.0, "timeout_seconds": 60.0}
 
 
+def holds(daemon: Daemon, blocks: int) -> None:
+    """Wait until the daemon has so many blocks: an engine sends them behind its answer."""
+    deadline = time.monotonic() + 300
+    with daemon.client() as client:
+        while client.stats()["blocks"] != blocks:
+            assert time.monotonic() < deadline, client.stats()
+            time.sleep(0.1)
+
+
 def test_tier_and_connector_read_what_the_other_wrote(folder: Path, daemon: Daemon) -> None:
     model = tiny(folder / "model", 1)
     prompts = {way: prompt(seed, VOCABULARY) for seed, way in enumerate(TRANSFERS)}
@@ -44,11 +53,13 @@ def test_a_chunk_that_goes_just_when_it_is_loaded_is_computed(folder: Path, daem
     transfer |= {"kv_connector": "EvictingConnector", "kv_connector_module_path": "vllm_evicting"}
     with daemon, Engine(model, daemon.socket, folder / "engine.log", transfer=transfer) as engine:
         wanted = engine.read(words)["tokens"]
+        holds(daemon, CACHED // CHUNK)
         engine.forget()
         assert engine.read(words)["tokens"] == wanted
         counts = engine.chunks()
         assert (counts["loaded"], counts["lost"]) == (3, 1)
         assert engine.read(words)["tokens"] == wanted  # what the engine has kept of it is right
+        holds(daemon, CACHED // CHUNK)
         engine.forget()
         again = engine.read(words)
         assert (again["cached"], again["tokens"]) == (CACHED, wanted)
@@ -63,6 +74,7 @@ def test_a_daemon_that_hangs_holds_no_step_up_for_long(folder: Path, daemon: Dae
         settings = {"way": "connector", "ours": impatient}
         with Engine(model, daemon.socket, folder / "engine.log", **settings) as engine:
             wanted = engine.read(words)["tokens"]
+            holds(daemon, CACHED // CHUNK)
             os.kill(daemon.pid, signal.SIGSTOP)
             try:
                 for _ in range(3):
@@ -72,7 +84,7 @@ def test_a_daemon_that_hangs_holds_no_step_up_for_long(folder: Path, daemon: Dae
                 os.kill(daemon.pid, signal.SIGCONT)
             counts = engine.chunks()
             assert counts["late"] + counts.get("away", 0) >= 4
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while True:
                 engine.forget()
                 back = engine.read(words)
