@@ -4,6 +4,7 @@
 
     state/                 0700
       lock                 flock of the one process that uses it
+      format               number of the form of all that is here; without it, 1
       master.key           32 random bytes, 0600; not there if the key is kept elsewhere
       tenants/<hex>/       one disk environment per tenant
 """
@@ -29,6 +30,8 @@ from kvtcd.tiers import durable
 MASTER_KEY_BYTES = 32
 MASTER_KEY = "kvtcd.master-key"
 """Name of the credential that may hold the key instead of the file."""
+FORMAT = 1
+"""Raised by a release that stores what those before it would take for damage, and remove."""
 _TENANT = re.compile(r"[0-9a-f]{2,64}")
 _FIELD = "state directory"
 _log = logging.getLogger(__name__)
@@ -59,7 +62,8 @@ class StateDirectory:
 
     Raises:
         AlreadyRunning: another process, or another object of this one, holds it.
-        ConfigError: not a directory of ours alone, or on a file system that cannot hold an LMDB file.
+        ConfigError: not a directory of ours alone, on a file system that cannot hold an LMDB file, or of a
+            later release; nothing in it is changed then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,6 +75,12 @@ class StateDirectory:
         except BlockingIOError:
             os.close(self._lock)
             raise AlreadyRunning(path) from None
+        try:
+            if _format(path) is None:
+                durable.write_file(path / "format", b"%d\n" % FORMAT)
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._tenants = path / "tenants"
         durable.make_directory(self._tenants)
         for leftover in self._tenants.glob("*" + durable.PART):
@@ -175,7 +185,7 @@ def at_rest(path: Path) -> Iterator[None]:
 
     Raises:
         AlreadyRunning: a daemon uses it.
-        ConfigError: it is no state directory, or may not be read.
+        ConfigError: it is no state directory, may not be read, or is of a later release.
     """
     try:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -183,11 +193,32 @@ def at_rest(path: Path) -> Iterator[None]:
         raise ConfigError(path, _FIELD, f"its file `lock` cannot be read: {error.strerror}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _format(path)
         yield
     except BlockingIOError:
         raise AlreadyRunning(path) from None
     finally:
         os.close(lock)
+
+
+def _format(path: Path) -> int | None:
+    """Return the format of a state directory, None if it does not say.
+
+    Raises:
+        ConfigError: this release does not read it.
+    """
+    file = path / "format"
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
+    if not text.strip().isdigit() or int(text) > FORMAT:
+        shown = text[:20].decode(errors="replace").strip()
+        why = f"says {shown!r}, and this release reads 1 to {FORMAT}; run the release that wrote it"
+        raise ConfigError(file, "", f"{why}, or choose another state directory. Nothing was changed")
+    return int(text)
 
 
 def file_system(path: Path) -> int:

@@ -12,8 +12,12 @@ from pathlib import Path
 
 import pytest
 from support.patience import PATIENCE_S
+from support.supervised import eventually
+from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import __version__
+from kvtcd.client import BlockHead, Client
+from kvtcd.core.keys import EngineKey
 
 ROOT = Path(__file__).parents[2]
 versioned = pytest.mark.skipif(
@@ -22,10 +26,10 @@ versioned = pytest.mark.skipif(
 SHARED = ("config.example.toml", "policies", "systemd")
 
 
-def run(*command: str, **environment: str) -> str:
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
         command,
-        cwd=ROOT,
+        cwd=cwd,
         env=os.environ | environment,
         capture_output=True,
         text=True,
@@ -96,6 +100,64 @@ def test_pip_puts_units_policies_and_example_below_share_and_they_are_right_ther
             str(program), "policy", "check", str(share / "policies" / f"{name}.toml"), **environment
         )
     assert (share / "systemd" / "drop-ins" / "socket-only.conf").is_file()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """Return a new environment. What we depend on is found where the tests find it; we are not."""
+    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    others = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "elsewhere.pth").write_text("\n".join(others) + "\n")
+    return tmp_path / "venv" / "bin"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["py3-none-any.whl", "tar.gz"])
+def test_what_is_built_installs_in_a_bare_environment_and_a_daemon_of_it_serves(
+    built, bare, kind, tmp_path
+) -> None:
+    (package,) = built.glob(f"*{kind}")
+    python = str(bare / "python")
+    clean = {"PYTHONPATH": "", "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    how = ("--quiet", "--no-deps", "--no-build-isolation", "--ignore-installed")
+    run(python, "-m", "pip", "install", *how, str(package), **clean)
+    where = run(python, "-P", "-c", "import kvtcd; print(kvtcd.__file__)", cwd=tmp_path, **clean)
+    assert Path(where.strip()).is_relative_to(bare.parent)
+    needs = run(python, "-P", "-c", NEEDS, cwd=tmp_path, **clean)
+    assert needs.strip() == "[]", "what the package says it needs is what the tests run with"
+    assert run(str(bare / "kvtcd"), "--version", cwd=tmp_path, **clean).strip() == __version__
+
+    (tmp_path / "c.toml").write_text(
+        '[daemon]\nstate = "state"\nsocket = "s"\n[host]\ncapacity = "8 MiB"\n[disk]\ncapacity = "8 MiB"\n'
+    )
+    with (tmp_path / "log").open("wb") as log:
+        daemon = subprocess.Popen(
+            [str(bare / "kvtcd"), "serve", "--config", "c.toml"],
+            cwd=tmp_path, env=os.environ | clean, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        with Client(tmp_path / "s") as client:
+            eventually(lambda: daemon.poll() is not None or client.ready())
+            assert daemon.poll() is None, (tmp_path / "log").read_text()
+            client.register("n", IDENTITY)
+            head = BlockHead(EngineKey(b"k"), BLOCK_TOKENS, first_token=0)
+            assert client.put("n", head, block(1), durable=True).outcome == "stored"
+            assert bytes(client.get("n", EngineKey(b"k"))) == block(1)
+        daemon.terminate()
+        assert daemon.wait(PATIENCE_S) == 0
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+NEEDS = """
+from importlib.metadata import requires, version
+from packaging.requirements import Requirement
+needs = [Requirement(line) for line in requires("kvtcd")]
+print([str(n) for n in needs if (n.marker is None or n.marker.evaluate({"extra": ""}))
+       and version(n.name) not in n.specifier])
+"""
 
 
 def test_the_shell_is_told_what_can_be_said() -> None:

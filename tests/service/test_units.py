@@ -119,6 +119,19 @@ def test_the_units_fit_the_defaults_of_the_daemon() -> None:
     assert set(map(int, SERVICE["RestartPreventExitStatus"][0].split())) == lasting
 
 
+@pytest.mark.skipif(not shutil.which("systemd-sysusers"), reason="no systemd-sysusers here")
+def test_the_user_of_the_units_is_the_one_that_sysusers_makes(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    command = ["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(UNITS / "sysusers.conf")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("its systemd knows no --dry-run")
+    assert done.returncode == 0, done.stderr
+    fields = (UNITS / "sysusers.conf").read_text().splitlines()[-1].split()
+    assert [fields[1]] == SERVICE["User"] == SERVICE["Group"]
+    assert Path(fields[-1]) == config.load(None).daemon.state
+
+
 def allowed() -> set[str]:
     """Return the system calls that the unit lets through, by systemd's own lists."""
 

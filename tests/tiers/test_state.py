@@ -15,7 +15,7 @@ from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.tiers import state
-from kvtcd.tiers.state import StateDirectory
+from kvtcd.tiers.state import StateDirectory, at_rest
 
 TENANT = "0123456789abcdef" * 2
 
@@ -208,3 +208,21 @@ def test_tenants_are_listed_removed_and_never_outside(path):
         assert list(directory.tenants()) == ["ff" * 16]
     with opened(path):
         assert not (path / "tenants" / "ab.part").exists(), "half removed tenants go at the next start"
+
+
+@pytest.mark.parametrize("said", ["2", "", "one", "-1", "1.0", "0x1"])
+def test_a_format_that_is_not_known_is_refused(path, said):
+    StateDirectory(path).close()
+    assert (path / "format").read_text() == "1\n"
+    (path / "format").write_text(said)
+    (path / "tenants" / "left.part").mkdir()
+    with pytest.raises(ConfigError, match="Nothing was changed"):
+        StateDirectory(path)
+    assert (path / "tenants" / "left.part").exists(), (
+        "what is removed at a start is not what this could judge"
+    )
+    with pytest.raises(ConfigError, match="Nothing was changed"), at_rest(path):
+        pass
+    (path / "format").write_text("1")
+    StateDirectory(path).close()
+    assert not (path / "tenants" / "left.part").exists()
