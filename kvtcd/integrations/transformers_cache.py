@@ -34,6 +34,7 @@ class PrefixCache:
             adapters, or with weights that no folder holds, needs an identity.
         block_tokens: tokens of a block, for a model; an identity says it itself.
         salt: parts these blocks from others of the same user.
+        deadline: seconds for the daemon to register the namespace; it may have to read a large profile.
 
     Raises:
         UnsupportedCache: the model has a layer that does not keep its whole past.
@@ -57,6 +58,7 @@ class PrefixCache:
         *,
         block_tokens: int = 256,
         salt: bytes = b"",
+        deadline: float | None = None,
     ) -> None:
         self.identity = (
             model_or_identity
@@ -64,7 +66,7 @@ class PrefixCache:
             else identity_of_model(model_or_identity, block_tokens)
         )
         _require_ours(self.identity)
-        self.namespace = register(client, self.identity)
+        self.namespace = register(client, self.identity, deadline=deadline)
         self._client, self._salt = client, salt
 
     def save(

@@ -158,6 +158,15 @@ def test_a_store_in_use_is_left_alone(state: Path) -> None:
     assert command(state, shown=0, verify=False, json=None)
 
 
+def test_a_tenant_whose_first_block_has_not_come_yet_is_well(state, capsys) -> None:
+    (state / "tenants" / ("ab" * 16)).mkdir(mode=0o700)
+
+    assert command(state, shown=0, verify=True, json=None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"tenant {'ab' * 16}" in said
+    assert "damaged:" not in said
+
+
 def test_an_empty_store_and_a_folder_of_something_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -226,3 +226,10 @@ def test_what_would_be_mistaken_for_something_else_is_refused(client, model, pre
     for field in ("hash_scheme", "page_format", "parallel", "scales"):
         with pytest.raises(BadIdentity, match=field):
             PrefixCache(client, replace(prefixes.identity, **{field: "other"}))
+
+
+def test_the_registration_takes_a_deadline_of_its_own(client, model, request) -> None:
+    identity = identity_for(model, request.node.nodeid)
+    with pytest.raises(BadRequest, match="deadline"):
+        PrefixCache(client, identity, deadline=0)
+    assert PrefixCache(client, identity, deadline=60).namespace == PrefixCache(client, identity).namespace

@@ -22,7 +22,7 @@ class Resting:
     Attributes:
         path: of its generation in use, or of the environment where it has none.
         condition: how that was left.
-        fault: why it would be set aside at the next start; None: it is sound.
+        fault: why it would be set aside at the next start; None: it is sound, or holds nothing yet.
         file_bytes: length of its data file.
         set_aside: generations that were damaged earlier.
         generation: what is in it; None where that cannot be read.
@@ -75,7 +75,7 @@ def at_rest(environment: Path) -> Iterator[Resting]:
     try:
         path, aside = directories.current(environment), tuple(directories.damaged(environment))
         condition = read_condition(path) if path else Condition.CLEAN
-        why, lacking = diagnosis(path, condition) if path else ("holds nothing yet", None)
+        why, lacking = diagnosis(path, condition) if path else (None, None)
     except OSError as error:
         raise StoreFailed("open", str(error)) from error
     if lacking is not None:
