@@ -7,12 +7,14 @@ import json
 
 import pytest
 from rich.console import Console
+from support.fake_driver import Machine, Process
 from support.http import running
 
 from kvtcd import cli
 from kvtcd.admin import doctor
 from kvtcd.admin.doctor import examine
 from kvtcd.client import Client
+from kvtcd.cuda.imports import Imports
 
 pytestmark = pytest.mark.asyncio
 
@@ -76,6 +78,32 @@ async def test_other_bytes_than_were_stored_are_a_fault(monkeypatch):
         )
         found = await findings(daemon.socket)
         assert found["by http"] == ("wrong", "other bytes came back than were stored; report this")
+
+
+async def test_memory_of_a_gpu_is_tried_where_there_is_one(monkeypatch):
+    machine = Machine()
+    driver = Process(machine).driver()
+    monkeypatch.setattr("kvtcd.cuda.driver.Driver.load", lambda: driver)
+    monkeypatch.setattr("kvtcd.api.side.is_own", lambda _: False)
+    async with running(host=128 << 20, devices=Imports(Process(machine).driver)) as daemon:
+        state, said = (await findings(daemon.socket))["by device"]
+        assert (state, "GB/s" in said) == ("ok", True), said
+    async with running(host=128 << 20) as daemon:
+        state, said = (await findings(daemon.socket))["by device"]
+        assert state == "note"
+        assert "regions is false in [gpu]" in said
+    assert machine.faults == []
+
+
+async def test_a_gpu_without_room_is_said_to_be_so(monkeypatch):
+    process = Process(Machine())
+    driver = process.driver()
+    process.script["cuMemAlloc_v2"] = 2
+    monkeypatch.setattr("kvtcd.cuda.driver.Driver.load", lambda: driver)
+    async with running(host=128 << 20) as daemon:
+        state, said = (await findings(daemon.socket))["by device"]
+        assert state == "note"
+        assert "no memory of a GPU is to be had: cuMemAlloc_v2" in said
 
 
 async def test_without_a_daemon_the_command_fails(tmp_path, capsys):

@@ -186,3 +186,14 @@ def test_a_gpu_that_fails_takes_its_regions_with_it_and_nothing_else(host):
         assert host.metric("kvtcd_failed_devices_total") == 1
         assert host.metric('kvtcd_regions{kind="device"}') == 0
         assert engine.tell("close") is None
+
+
+@pytest.mark.parametrize("host", [REAL], indirect=True)
+@pytest.mark.parametrize(("expandable", "way"), [(False, "device"), (True, "region")])
+def test_memory_of_torch_is_shared_unless_its_segments_are_expandable(host, expandable, way):
+    host.start()
+    with host.engine(PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{expandable}") as engine:
+        engine.tell("register")
+        path, why, outcome, same = engine.tell("tensors", 11)
+        assert (path, outcome, same) == (way, "stored", True)
+        assert ("expandable_segments" in why) is expandable

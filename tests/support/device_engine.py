@@ -97,6 +97,20 @@ class Model:
         parts = [self.part(place) for place in range(len(asked))]
         return self.client.fill("demo", [_key(number) for number in asked], parts)
 
+    def tensors(self, number: int) -> list[object]:
+        """Store and read a block of torch's memory, and never wait for a stream; say how that went."""
+        import torch  # noqa: PLC0415 - only where there is a device
+
+        memory = torch.zeros(2 * BLOCK_BYTES, dtype=torch.uint8, device="cuda")
+        source = torch.frombuffer(bytearray(block(number)), dtype=torch.uint8)
+        with self.client.device_region(memory) as region:
+            memory[:BLOCK_BYTES].copy_(source.pin_memory(), non_blocking=True)
+            region.record(torch.cuda.current_stream().cuda_stream)
+            head = BlockHead(_key(number), BLOCK_TOKENS, 0)
+            outcome = self.client.put("demo", head, region[:BLOCK_BYTES]).outcome
+            self.client.fill("demo", [_key(number)], [region[BLOCK_BYTES:]])
+            return [region.path, region.why, outcome, bool((memory[BLOCK_BYTES:].cpu() == source).all())]
+
     def close(self) -> None:
         self.region.close()
 
