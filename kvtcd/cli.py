@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, config
+from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, cli_study, config
 from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.add_typer(profiles, name="profile")
 app.add_typer(cli_admin.app)
 app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_eval.app, name="eval")
+app.add_typer(cli_study.app)
 app.add_typer(cli_engines.llamacpp, name="llamacpp")
 app.command()(cli_engines.chat)
 

@@ -147,3 +147,22 @@ def tasks(
         model=model, profile=profile, codecs=codec, names=task or [], own=file, metric=metric, data=data, n=n,
         context=context, threads=threads, json=json,
     )  # fmt: skip
+
+
+@app.command("dump")
+def dump(
+    *,
+    model: ModelOption,
+    text: Annotated[list[Path], typer.Option(help="A text or JSONL file, several allowed.")],
+    out: Annotated[Path, typer.Option(help="File for the caches, safetensors.")],
+    context: Annotated[int, typer.Option(min=133, help="Tokens of a document whose cache is kept.")] = 512,
+    queries: Annotated[int, typer.Option(min=1, help="Tokens behind them whose queries are kept.")] = 8,
+    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 24,
+    threads: ThreadsOption = 1,
+) -> None:
+    """Write the caches of documents into a file, for `kvtcd ablate --dump` and `kvtcd validate --dump`."""
+    from kvtcd.lab import dump as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        model=model, files=text, context=context, queries=queries, per_file=windows, threads=threads, out=out
+    )

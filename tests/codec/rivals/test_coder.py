@@ -299,6 +299,40 @@ def test_arrays_of_garbage_decode_to_something_or_are_refused(profile, blobs, na
         assert isinstance(fault, Corrupt)  # noqa: PT017 - most garbage is not refused
 
 
+@pytest.mark.parametrize("heads", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "xkv-2"])
+def test_every_head_gets_back_what_is_its_own(name, heads):
+    """With two KV heads another program gave each the other's; here one head is loud, and comes back so."""
+    world = World(kv_layout(layers=2, kv_heads=heads, head_dim=16, dtype=Dtype.F32), rope_of(16))
+    profile = world.profile()[0] if SETTINGS[name].codec == "sq" else None
+    for loud in range(heads):
+        raw = world.block(64, seed=4, first_token=64)
+        values = raw.view(torch.float32).view(2, 2, 64, heads, 16)[1]
+        values[...] = torch.randn(values.shape, generator=torch.Generator().manual_seed(loud))
+        values *= torch.where(torch.arange(heads) == loud, 1.0, 0.05)[:, None]
+        encoded = encode(world, SETTINGS[name], raw, tokens=64, profile=profile)
+        assert encoded.reason is None
+        found = world.values(decode(world, encoded.blob, 64, profile), 64)["v"]
+        energy = (found - found.mean(dim=1, keepdim=True)).square().sum(dim=(0, 1, 3))
+        assert energy.argmax() == loud
+        assert energy[loud] > 0.7 * energy.sum()
+
+
+@pytest.mark.parametrize("name", ["tq-3-mean-norm", "kivi-2", "cachegen-1", "fp8"])
+def test_what_was_decoded_loses_little_when_it_is_coded_again(profile, name):
+    """A store that codes anew what it decoded loses detail at each turn; here the second loses little."""
+    raw = WORLD.block(TOKENS, seed=3, first_token=64)
+    turns = [raw]
+    for _ in range(2):
+        blob = encode(WORLD, SETTINGS[name], turns[-1], tokens=TOKENS, profile=profile).blob
+        turns.append(decode(WORLD, blob, TOKENS, profile))
+    first, second = (
+        max(relative(WORLD.values(got, TOKENS), WORLD.values(want, TOKENS)).values())
+        for got, want in ((turns[1], turns[0]), (turns[2], turns[1]))
+    )
+    assert second < 0.5 * first
+
+
 def test_a_seed_is_in_the_blob_and_decodes_what_it_coded():
     raw = WORLD.block(TOKENS, seed=1, first_token=64)
     blobs = [encode(WORLD, Setting("tq", 3, seed=seed), raw, tokens=TOKENS).blob for seed in (0, 1, 65535)]
