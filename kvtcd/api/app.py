@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
-from kvtcd.api import batches, blocks, leases, namespaces, notices, operate, page, policies
+from kvtcd.api import batches, blocks, leases, namespaces, notices, openapi, operate, page, policies
 from kvtcd.api.auth import identify, peer
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
@@ -22,6 +22,7 @@ from kvtcd.api.regions import Regions
 from kvtcd.api.side import SideSocket
 from kvtcd.api.state import (
     AUTHENTICATE,
+    DOCUMENT,
     IN_FLIGHT,
     LIMITS,
     OPERATIONS,
@@ -34,7 +35,6 @@ from kvtcd.api.state import (
 )
 from kvtcd.api.tls import Tls
 from kvtcd.core.access import Caller
-from kvtcd.core.identity import NAMESPACE_NAME
 from kvtcd.cuda.imports import Imports
 from kvtcd.engine.service import Service
 
@@ -45,40 +45,39 @@ CUT_S = 0.5
 """How long a request that outlasted the drain gets to notice that it is cancelled."""
 READ_BUFFER = 1 << 20
 
-_NS = f"/v1/namespaces/{{ns:{NAMESPACE_NAME}}}"
-_BLOCK = f"{_NS}/blocks/{{key:[^/]+}}"  # what is no key is answered as such by `parse_key`
-_ROUTES = (
-    ("GET", "/", page.show),
-    ("GET", "/page/{file:[a-z]+[.][a-z]+}", page.show),
-    ("GET", "/v1", operate.info),
-    ("GET", "/v1/stats", operate.stats),
-    ("GET", "/v1/history", operate.history),
-    ("GET", "/v1/tenants", operate.tenants),
-    ("GET", "/v1/prefixes", namespaces.prefixes),
-    ("GET", "/v1/events", notices.stream),
-    ("GET", "/v1/policies", policies.listing),
-    ("POST", "/v1/policies:reload", policies.reload),
-    ("GET", "/v1/operations/{id:[0-9a-f]{32}}", batches.operation),
-    ("DELETE", "/v1/operations/{id:[0-9a-f]{32}}", batches.cancel),
-    ("GET", "/v1/namespaces", namespaces.listing),
-    ("PUT", _NS, namespaces.register),
-    ("GET", _NS, namespaces.describe),
-    ("DELETE", _NS, namespaces.purge),
-    ("POST", f"{_NS}/match", namespaces.match),
-    ("PUT", _BLOCK, blocks.put),
-    ("GET", _BLOCK, blocks.get),
-    ("HEAD", _BLOCK, blocks.head),
-    ("DELETE", _BLOCK, blocks.delete),
-    ("POST", f"{_NS}/blocks:put", batches.put),
-    ("POST", f"{_NS}/blocks:get", batches.get),
-    ("POST", f"{_NS}/blocks:flush", batches.flush),
-    ("POST", f"{_NS}/demote", batches.demote),
-    ("POST", f"{_NS}/prefetch", batches.prefetch),
-    ("POST", f"{_NS}/pin", leases.pin),
-    ("DELETE", "/v1/leases/{id:[0-9a-f]{32}}", leases.give_back),
-    ("GET", "/healthz", operate.healthy),
-    ("GET", "/readyz", operate.ready),
-    ("GET", "/metrics", operate.metrics),
+ROUTES = (
+    page.index,
+    page.part,
+    operate.info,
+    operate.stats,
+    operate.history,
+    operate.tenants,
+    openapi.show,
+    namespaces.prefixes,
+    notices.stream,
+    policies.listing,
+    policies.reload,
+    batches.operation,
+    batches.cancel,
+    namespaces.listing,
+    namespaces.register,
+    namespaces.describe,
+    namespaces.purge,
+    namespaces.match,
+    blocks.put,
+    blocks.get,
+    blocks.head,
+    blocks.delete,
+    batches.put,
+    batches.get,
+    batches.flush,
+    batches.demote,
+    batches.prefetch,
+    leases.pin,
+    leases.give_back,
+    operate.healthy,
+    operate.ready,
+    operate.metrics,
 )
 
 
@@ -117,8 +116,9 @@ def create_app(
     service.watch(*app[REGIONS].lanes)
     app[PEER] = identify_peer
     app[TLS] = tls
-    for method, path, handler in _ROUTES:
-        app.router.add_route(method, path, handler, expect_handler=expect_later)
+    app[DOCUMENT] = openapi.document(ROUTES)
+    for route in ROUTES:
+        app.router.add_route(route.method, route.pattern, route.serve, expect_handler=expect_later)
     app.on_shutdown.append(_end_operations)
     app.on_cleanup.append(_end_copies)
     return app

@@ -16,8 +16,6 @@ from kvtcd.core.access import Caller, Scope, Token, bearer
 
 _UCRED = struct.Struct("iII")
 _USER = frozenset({Scope.DATA, Scope.METRICS})
-_NEEDED = {"/healthz": None, "/readyz": None, "/metrics": Scope.METRICS}
-"""What a route asks for, other than `Scope.DATA`; more of it is asked for by the routes themselves."""
 
 
 def unmapped(uid_map: str, overflow: str) -> int | None:
@@ -89,16 +87,6 @@ def _credentials(connection: socket.socket) -> tuple[int, int, int]:
     return _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
 
 
-def require(request: web.Request, scope: Scope) -> None:
-    """Let only those through who have a scope.
-
-    Raises:
-        HTTPForbidden: this one has not.
-    """
-    if scope not in request[SCOPES]:
-        raise web.HTTPForbidden(text=f"this takes the scope {scope}, which this caller does not have")
-
-
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give each request its tenant and its scopes; files of the page are for everybody."""
@@ -106,7 +94,4 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     caller = request.app[AUTHENTICATE](request)
     request[TENANT], request[SCOPES] = caller.tenant, caller.scopes
-    needed = _NEEDED.get(request.path, Scope.DATA)
-    if needed is not None:
-        require(request, needed)
     return await handler(request)

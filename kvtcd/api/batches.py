@@ -9,17 +9,37 @@ from typing import Any
 
 from aiohttp import web
 
-from kvtcd.api.blocks import applied
-from kvtcd.api.bodies import JSON, declared, json_response, read_json, receive, require_type, send
-from kvtcd.api.parameters import Target, only, refuse_if_stopping, wants_durable
+from kvtcd.api.blocks import APPLIED, applied
+from kvtcd.api.bodies import declared, json_response, media_type, read_json, receive, send
+from kvtcd.api.parameters import (
+    BLOCKS,
+    MAX_DEADLINE_S,
+    OPERATION,
+    PREFER,
+    Target,
+    refuse_if_stopping,
+    wants_durable,
+)
 from kvtcd.api.regions import Regions
+from kvtcd.api.route import FRAMES, JSON, Parameter, reply, route
 from kvtcd.api.state import IN_FLIGHT, LIMITS, OPERATIONS, REGIONS, SERVICE, TENANT
 from kvtcd.core import wire
-from kvtcd.core.errors import BadRequest, Busy, DeadlineExceeded
+from kvtcd.core.errors import (
+    BadRequest,
+    BlockMismatch,
+    Busy,
+    DeadlineExceeded,
+    NotFound,
+    StoreFailed,
+    StoreFull,
+    UnknownNamespace,
+)
+from kvtcd.core.forms import choice
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, BlockResult, Found, keys_from_json, results_to_json
+from kvtcd.core.messages import BlockHead, BlockResult, Everything, Found, Keys, Results
+from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
-from kvtcd.core.regions import Landed, RegionGet, RegionPut, landed_to_json
+from kvtcd.core.regions import AllLanded, Landed, RegionGet, RegionPut
 from kvtcd.engine.blocks import READ_AHEAD
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.sessions import Batch, Slot
@@ -29,17 +49,32 @@ Begin = Callable[
     Coroutine[Any, Any, Sequence[BlockResult]],
 ]
 """What an operation on blocks does: namespace, keys, salt, deadline, progress."""
+TO = Parameter(
+    "to", "query", choice({str(tier): tier for tier in (Tier.HOST, Tier.GPU)}), "The tier; host unless given."
+)  # fmt: skip
+_NS = "/v1/namespaces/{ns}"
+_BEGUN = {202: reply("It has begun.", Operation, Location="Where to ask for it.")}
+_FAILS = (BlockMismatch, DeadlineExceeded, StoreFailed, StoreFull)
 
 
+@route(
+    "POST", f"{_NS}/blocks:put", *BLOCKS, PREFER, body=(FRAMES, RegionPut),
+    replies={200: reply("One for each block.", Results, **APPLIED)},
+    raises=(NotFound, *_FAILS),
+)  # fmt: skip
 async def put(request: web.Request) -> web.Response:
-    """``POST …/blocks:put``: a frame for each block, or its place in a region; a result for each block."""
+    """Store blocks: a frame for each, or its place in a region.
+
+    The header of a frame has `key` and `tokens`, and where they apply `first_token`, `parent` and
+    `supersedes`. Without `parent` a block continues the one before it.
+    """
     refuse_if_stopping(request)
     target, limits = Target.of(request), request.app[LIMITS]
     durable = wants_durable(request)
-    if require_type(request, wire.MEDIA_TYPE, JSON) == JSON:
-        source: _Frames | _Placed = _Placed(
-            target.tenant, request.app[REGIONS], limits.stall_s, await read_json(request)
-        )
+    source: _Frames | _Placed
+    if media_type(request) == JSON:
+        asked = await read_json(request, RegionPut)
+        source = _Placed(target.tenant, request.app[REGIONS], limits.stall_s, asked)
     else:
         source = _Frames(request, declared(request, "batch", limits.batch_bytes), limits.block_bytes)
     with request.app[IN_FLIGHT].take(target.tenant, source.nbytes):
@@ -49,7 +84,7 @@ async def put(request: web.Request) -> web.Response:
             filling = _Filling(batch, limits.batch_blocks)
             await source.fill(filling)
             results = filling.in_order(await batch.commit())
-    return json_response(results_to_json(results), headers=applied(durable=durable))
+    return json_response(Results(tuple(results)), headers=applied(durable=durable))
 
 
 class _Frames:
@@ -72,11 +107,11 @@ class _Frames:
 class _Placed:
     """Blocks that lie in a region of the caller; `nbytes` is their size together."""
 
-    def __init__(self, tenant: str, regions: Regions, patience: float, body: object) -> None:
-        asked = RegionPut.from_json(body)
+    def __init__(self, tenant: str, regions: Regions, patience: float, asked: RegionPut) -> None:
         self._patience = patience
         self._blocks = [
-            (head, span.length, regions.part(tenant, asked.region, span)) for head, span in asked.blocks
+            (block.head, block.span.length, regions.part(tenant, asked.region, block.span))
+            for block in asked.blocks
         ]
         self.nbytes = sum(length for _, length, _ in self._blocks)
 
@@ -121,16 +156,21 @@ class _Filling:
         return [by_key[key] for key in dict.fromkeys(self._keys)]
 
 
+@route(
+    "POST", f"{_NS}/blocks:get", *BLOCKS, body=(RegionGet, Keys),
+    replies={200: reply("One for each key, in order.", FRAMES, AllLanded)}, raises=(NotFound, *_FAILS),
+)  # fmt: skip
 async def get(request: web.Request) -> web.StreamResponse:
-    """``POST …/blocks:get``: a frame for each key, in order; what cannot be had in time is a miss.
+    """Read blocks: a frame for each, in order; what cannot be had in time is a miss.
 
-    What is asked for into a region is written there, and the answer says what became of it.
+    The header of a frame has `key`, `status` (`hit` or `miss`), `tokens` and `tier`. What is asked for into a
+    region is written there, and the answer says what became of it.
     """
     target, limits = Target.of(request), request.app[LIMITS]
-    body = await read_json(request)
-    if "region" in body:
-        return await _into_region(request, target, RegionGet.from_json(body))
-    keys = _bounded(request, keys_from_json(body))
+    asked: Keys | RegionGet = await read_json(request, RegionGet, Keys)
+    if isinstance(asked, RegionGet):
+        return await _into_region(request, target, asked)
+    keys = _bounded(request, asked.keys)
     with request.app[IN_FLIGHT].take(target.tenant, _read_ahead(target, keys)):
         response = web.StreamResponse(headers={"Content-Type": wire.MEDIA_TYPE})
         response.enable_chunked_encoding()
@@ -156,8 +196,8 @@ async def get(request: web.Request) -> web.StreamResponse:
 
 
 async def _into_region(request: web.Request, target: Target, asked: RegionGet) -> web.Response:
-    keys = _bounded(request, [key for key, _ in asked.blocks])
-    parts = [request.app[REGIONS].part(target.tenant, asked.region, span) for _, span in asked.blocks]
+    keys = _bounded(request, [block.key for block in asked.blocks])
+    parts = [request.app[REGIONS].part(target.tenant, asked.region, block.span) for block in asked.blocks]
     landed = []
     with request.app[IN_FLIGHT].take(target.tenant, _read_ahead(target, keys)), suppress(DeadlineExceeded):
         leases = request.app[SERVICE].blocks.read_many(target.namespace, keys, target.salt, target.deadline)
@@ -169,7 +209,7 @@ async def _into_region(request: web.Request, target: Target, asked: RegionGet) -
                     await parts[len(landed)].take(lease, request.app[LIMITS].stall_s)
                     landed.append(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes))
     landed += [Landed(Found(key)) for key in keys[len(landed) :]]
-    return json_response(landed_to_json(landed))
+    return json_response(AllLanded(tuple(landed)))
 
 
 def _read_ahead(target: Target, keys: Sequence[EngineKey]) -> int:
@@ -178,57 +218,64 @@ def _read_ahead(target: Target, keys: Sequence[EngineKey]) -> int:
     return min(len(keys), READ_AHEAD) * identity.layout.nbytes(identity.block_tokens)
 
 
+@route(
+    "POST", f"{_NS}/blocks:flush", *BLOCKS, body=(Keys, Everything),
+    replies={200: reply("One for each block.", Results)}, raises=(NotFound, *_FAILS),
+)  # fmt: skip
 async def flush(request: web.Request) -> web.Response:
-    """``POST …/blocks:flush``: on disk before the answer; without ``keys``, the whole namespace."""
+    """Have blocks on disk before the answer; without `keys`, the whole namespace."""
     target = Target.of(request)
-    body = await read_json(request)
-    keys = _bounded(request, keys_from_json(body)) if body else None
+    asked: Keys | Everything = await read_json(request, Keys, Everything)
+    keys = _bounded(request, asked.keys) if isinstance(asked, Keys) else None
     results = await request.app[SERVICE].blocks.flush(target.namespace, keys, target.salt, target.deadline)
-    return json_response(results_to_json(results))
+    return json_response(Results(tuple(results)))
 
 
+@route("POST", f"{_NS}/demote", *BLOCKS, body=Keys, replies=_BEGUN, raises=(UnknownNamespace,))
 async def demote(request: web.Request) -> web.Response:
-    """``POST …/demote``: to disk and out of the host tier, as an operation."""
+    """Begin to move blocks to disk and out of memory."""
     return await _operation(request, request.app[SERVICE].blocks.demote)
 
 
+@route("POST", f"{_NS}/prefetch", *BLOCKS, TO, body=Keys, replies=_BEGUN, raises=(UnknownNamespace,))
 async def prefetch(request: web.Request) -> web.Response:
-    """``POST …/prefetch``: up to a tier of memory ahead of need, as an operation."""
-    name = only(request, "to").get("to", Tier.HOST)
-    if name not in (Tier.HOST, Tier.GPU):
-        raise BadRequest("to", f"{name!r} is neither host nor gpu")
-    return await _operation(request, partial(request.app[SERVICE].blocks.prefetch, tier=Tier(name)))
+    """Begin to bring blocks up to a tier of memory ahead of need."""
+    tier = TO.of(request) or Tier.HOST
+    return await _operation(request, partial(request.app[SERVICE].blocks.prefetch, tier=tier))
 
 
 async def _operation(request: web.Request, begin: Begin) -> web.Response:
-    target = Target.of(request, request.app[LIMITS].max_deadline_s)
-    keys = list(dict.fromkeys(await _keys(request)))
+    target = Target.of(request, MAX_DEADLINE_S)
+    asked = await read_json(request, Keys)
+    keys = list(dict.fromkeys(_bounded(request, asked.keys)))
 
     def work(progress: Callable[[], None]) -> Coroutine[Any, Any, Sequence[BlockResult]]:
         return begin(target.namespace, keys, target.salt, target.deadline, progress)
 
     operation = request.app[OPERATIONS].start(target.tenant, len(keys), work)
     location = {"Location": f"/v1/operations/{operation.id}"}
-    return json_response(operation.to_json(), status=202, headers=location)
+    return json_response(operation, status=202, headers=location)
 
 
+@route(
+    "GET", "/v1/operations/{id}", OPERATION,
+    replies={200: reply("As it is now.", Operation)}, raises=(NotFound,),
+)  # fmt: skip
 async def operation(request: web.Request) -> web.Response:
-    """``GET /v1/operations/{id}``: how far an operation is."""
-    found = request.app[OPERATIONS].find(request[TENANT], request.match_info["id"])
-    return json_response(found.to_json())
+    """Say how far an operation is."""
+    return json_response(request.app[OPERATIONS].find(request[TENANT], str(OPERATION.of(request))))
 
 
+@route(
+    "DELETE", "/v1/operations/{id}", OPERATION,
+    replies={200: reply("It has ended.", Operation)}, raises=(NotFound,),
+)  # fmt: skip
 async def cancel(request: web.Request) -> web.Response:
-    """``DELETE /v1/operations/{id}``: end it; what it has done stays done."""
-    found = await request.app[OPERATIONS].cancel(request[TENANT], request.match_info["id"])
-    return json_response(found.to_json())
+    """End an operation; what it has done stays done."""
+    return json_response(await request.app[OPERATIONS].cancel(request[TENANT], str(OPERATION.of(request))))
 
 
-async def _keys(request: web.Request) -> list[EngineKey]:
-    return _bounded(request, keys_from_json(await read_json(request)))
-
-
-def _bounded(request: web.Request, keys: list[EngineKey]) -> list[EngineKey]:
+def _bounded(request: web.Request, keys: Sequence[EngineKey]) -> Sequence[EngineKey]:
     most = request.app[LIMITS].batch_blocks
     if len(keys) > most:
         raise BadRequest("keys", f"{len(keys)} of them; at most {most} in one request")

@@ -4,34 +4,73 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from kvtcd.api.bodies import OCTETS, declared, json_response, receive, require_type, send
-from kvtcd.api.parameters import Deadline, Target, refuse_if_stopping, wants_durable
+from kvtcd.api.bodies import declared, json_response, media_type, receive, send
+from kvtcd.api.parameters import (
+    BLOCKS,
+    HEAD,
+    KEY,
+    PLACED,
+    PREFER,
+    Deadline,
+    Target,
+    placed,
+    refuse_if_stopping,
+    wants_durable,
+)
+from kvtcd.api.parameters import head as head_of
 from kvtcd.api.region import Part
+from kvtcd.api.route import BLOCK, EMPTY, OCTETS, reply, route
 from kvtcd.api.state import IN_FLIGHT, LIMITS, REGIONS, SERVICE
-from kvtcd.core.errors import BadRequest, NotFound
-from kvtcd.core.keys import parse_key
-from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockHead, Found
-from kvtcd.core.regions import Landed, Placed
+from kvtcd.core.errors import BadRequest, BlockMismatch, DeadlineExceeded, NotFound, StoreFailed, StoreFull
+from kvtcd.core.keys import EngineKey
+from kvtcd.core.messages import TIER_HEADER, TOKENS_HEADER, BlockResult, Found
+from kvtcd.core.regions import Landed
+
+_PATH = "/v1/namespaces/{ns}/blocks/{key}"
+_ABOUT = {"Kvtcd_Tokens": "Tokens in the block.", "Kvtcd_Tier": "The fastest tier that has it."}
+APPLIED = {"Preference_Applied": "`durable`, where that was asked for."}
 
 
+def key_of(request: web.Request) -> EngineKey:
+    """Return the key in the path.
+
+    Raises:
+        BadKey: it is none.
+    """
+    key = KEY.of(request)
+    assert key is not None, "it is in the path"
+    return key
+
+
+@route(
+    "PUT",
+    _PATH,
+    *BLOCKS,
+    KEY,
+    *HEAD,
+    *PLACED,
+    PREFER,
+    body=BLOCK,
+    replies={
+        201: reply("It was stored.", BlockResult, **APPLIED),
+        200: reply("There was no need to, or no room; `reason` says why.", BlockResult, **APPLIED),
+    },
+    raises=(BlockMismatch, NotFound, DeadlineExceeded, StoreFailed, StoreFull),
+)
 async def put(request: web.Request) -> web.Response:
-    """``PUT …/blocks/{key}``: 201 when it was stored, 200 when there was no need to or no room."""
+    """Store a block, from the body or out of a region."""
     refuse_if_stopping(request)
     target, limits = Target.of(request), request.app[LIMITS]
-    if len(request.query) != len(set(request.query)):
-        raise BadRequest("query", "a parameter is given twice")
-    placed = Placed.from_query(request.query)
-    query = {name: value for name, value in request.query.items() if not placed or name not in Placed.FIELDS}
-    head = BlockHead.from_query(request.match_info["key"], query)
-    require_type(request, OCTETS)
+    place, head = placed(request), head_of(request)
+    media_type(request)
     nbytes = declared(request, "block", limits.block_bytes)
     durable = wants_durable(request)
     part: Part | None = None
-    if placed:
+    if place:
         if nbytes:
             raise BadRequest("body", "must be empty: the bytes are in the region")
-        part = request.app[REGIONS].part(target.tenant, placed.region, placed.span)
-        nbytes = placed.span.length
+        part = request.app[REGIONS].part(target.tenant, place.region, place.span)
+        nbytes = place.span.length
     with request.app[IN_FLIGHT].take(target.tenant, nbytes):
         async with request.app[SERVICE].blocks.batch(
             target.namespace, target.salt, target.deadline, durable=durable
@@ -44,23 +83,33 @@ async def put(request: web.Request) -> web.Response:
                     slot.write(memoryview(piece))
             (result,) = await batch.commit()
     return json_response(
-        result.to_json(),
+        result,
         status=201 if result.outcome == "stored" else 200,
         headers=applied(durable=durable),
     )
 
 
+@route(
+    "GET",
+    _PATH,
+    *BLOCKS,
+    KEY,
+    *PLACED,
+    replies={
+        200: reply("The block; of one that went to a region, what became of it.", BLOCK, Landed, **_ABOUT)
+    },
+    raises=(NotFound, BlockMismatch, DeadlineExceeded, StoreFailed),
+)
 async def get(request: web.Request) -> web.StreamResponse:
-    """``GET …/blocks/{key}``: the raw bytes, in the body or in a region."""
+    """Read a block, into the body or into a region."""
     target, limits = Target.of(request), request.app[LIMITS]
-    key = parse_key(request.match_info["key"])
-    placed = Placed.from_query(request.query)
-    part = request.app[REGIONS].part(target.tenant, placed.region, placed.span) if placed else None
+    key, place = key_of(request), placed(request)
+    part = request.app[REGIONS].part(target.tenant, place.region, place.span) if place else None
     async with request.app[SERVICE].blocks.read(target.namespace, key, target.salt, target.deadline) as lease:
         with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
             if part is not None:
                 await part.take(lease, limits.stall_s)
-                return json_response(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes).to_json())
+                return json_response(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes))
             response = web.StreamResponse(
                 headers={
                     "Content-Length": str(lease.nbytes),
@@ -76,10 +125,10 @@ async def get(request: web.Request) -> web.StreamResponse:
             return response
 
 
+@route("HEAD", _PATH, *BLOCKS, KEY, replies={200: reply("It is there.", EMPTY, **_ABOUT)}, raises=(NotFound,))
 async def head(request: web.Request) -> web.Response:
-    """``HEAD …/blocks/{key}``: what a GET would find. It moves nothing and grants nothing."""
-    target = Target.of(request)
-    key = parse_key(request.match_info["key"])
+    """Say what a GET would find. It moves nothing and grants nothing."""
+    target, key = Target.of(request), key_of(request)
     (found,) = request.app[SERVICE].prefixes.match(target.namespace, [key], target.salt).blocks
     if found.tier is None:
         raise NotFound
@@ -93,13 +142,16 @@ async def head(request: web.Request) -> web.Response:
     )
 
 
+@route(
+    "DELETE", _PATH, *BLOCKS, KEY,
+    replies={204: reply("It is gone.", EMPTY)}, raises=(NotFound, DeadlineExceeded, StoreFailed),
+)  # fmt: skip
 async def delete(request: web.Request) -> web.Response:
-    """``DELETE …/blocks/{key}``: gone from every tier before the answer, once its readers have finished.
+    """Remove a block from every tier before the answer, once its readers have finished.
 
     It is served no more from the beginning; past the deadline, the rest goes on.
     """
-    target = Target.of(request)
-    key = parse_key(request.match_info["key"])
+    target, key = Target.of(request), key_of(request)
     async with Deadline(target.deadline).bound("the deletion", goes_on=True):
         if not await request.app[SERVICE].blocks.delete(target.namespace, [key], target.salt):
             raise NotFound

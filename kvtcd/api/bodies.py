@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import TypeVar
 
 from aiohttp import HttpVersion11, web
 
 from kvtcd.api.limits import Limits
+from kvtcd.api.route import JSON, ROUTE
 from kvtcd.api.state import LIMITS
 from kvtcd.core.errors import TooLarge
 from kvtcd.core.fields import json_object
+from kvtcd.core.message import Message, object_of
 
-OCTETS = "application/octet-stream"
-JSON = "application/json"
+M = TypeVar("M", bound=Message)
 
 
 def declared(request: web.Request, what: str, limit: int) -> int:
@@ -33,12 +34,13 @@ def declared(request: web.Request, what: str, limit: int) -> int:
     return nbytes
 
 
-def require_type(request: web.Request, *allowed: str) -> str:
+def media_type(request: web.Request) -> str:
     """Return the media type of a body.
 
     Raises:
-        HTTPUnsupportedMediaType: it is none of those allowed.
+        HTTPUnsupportedMediaType: it is none of those that the route declares.
     """
+    allowed = list(dict.fromkeys(body.media_type for body in request[ROUTE].bodies))
     # Without the header aiohttp assumes octets; demanding it keeps plain forms of web pages out.
     if not request.headers.get("Content-Type") or request.content_type not in allowed:
         raise web.HTTPUnsupportedMediaType(text=f"send Content-Type: {' or '.join(allowed)}")
@@ -90,23 +92,28 @@ async def read_bytes(request: web.Request, what: str, limit: int) -> bytearray:
     return body
 
 
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """Read a JSON object.
+async def read_json(request: web.Request, *models: type[M]) -> M:
+    """Read a message: of several, the first one that has all it must have, else the last.
 
     Raises:
-        BadField: the body is something else.
+        BadField: the body is no JSON object.
+        BadRequest: a field is missing, unknown, of the wrong type or out of range.
     """
-    require_type(request, JSON)
-    return json_object(await read_bytes(request, "JSON body", request.app[LIMITS].json_bytes))
+    assert set(models) <= {body.model for body in request[ROUTE].bodies}, "undeclared"
+    if media_type(request) != JSON:
+        raise web.HTTPUnsupportedMediaType(text=f"send Content-Type: {JSON}")
+    body = json_object(await read_bytes(request, "JSON body", request.app[LIMITS].json_bytes))
+    fits = (model for model in models if object_of(model).required <= body.keys())
+    return next(fits, models[-1]).from_json(body)
 
 
 def json_response(
-    body: Mapping[str, object], *, status: int = 200, headers: Mapping[str, str] | None = None
+    body: Message, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """Return an answer in JSON, which nobody on its way keeps."""
     return web.Response(
         status=status,
-        body=json.dumps(body, separators=(",", ":")).encode(),
+        body=json.dumps(body.to_json(), separators=(",", ":")).encode(),
         content_type=JSON,
         headers={"Cache-Control": "no-store"} | dict(headers or {}),
     )

@@ -12,6 +12,7 @@ from weakref import WeakSet
 from aiohttp import web
 
 from kvtcd.core.errors import Busy
+from kvtcd.core.messages import MAX_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +36,13 @@ class Limits:
         rate: bytes a second that a body must come in with on average, once `grace_s` were spent waiting.
         grace_s: see `rate`.
         deadline_s: seconds for a request that gives no deadline.
-        max_deadline_s: longest deadline that a request may give; also that of operations.
-        lease_s: seconds that a lease may be asked for.
         shutdown_s: seconds that requests get to finish when the daemon stops.
     """
 
     connections: int = 1024
     block_bytes: int = 1 << 30
     batch_bytes: int = 1 << 30
-    batch_blocks: int = 8192
+    batch_blocks: int = MAX_BLOCKS
     json_bytes: int = 1 << 20
     token_bytes: int = 4 << 20
     in_flight: int = 1 << 30
@@ -56,8 +55,6 @@ class Limits:
     rate: float = 64 << 10
     grace_s: float = 30.0
     deadline_s: float = 30.0
-    max_deadline_s: float = 600.0
-    lease_s: float = 3600.0
     shutdown_s: float = 20.0
 
 

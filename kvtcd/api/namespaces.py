@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from aiohttp import web
 
-from kvtcd.api.bodies import JSON, OCTETS, json_response, read_bytes, read_json, require_type
-from kvtcd.api.parameters import Deadline, Target, only, refuse_if_stopping
+from kvtcd.api.bodies import json_response, media_type, read_bytes, read_json
+from kvtcd.api.parameters import (
+    BLOCKS,
+    DEADLINE,
+    IN_NAMESPACE,
+    NS,
+    Deadline,
+    Target,
+    name_of,
+    refuse_if_stopping,
+)
+from kvtcd.api.route import JSON, TOKENS, Parameter, reply, route
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
-from kvtcd.core.errors import BadRequest, Busy
+from kvtcd.core.errors import Busy, DeadlineExceeded, IdentityConflict, UnknownNamespace
+from kvtcd.core.forms import Range, choice, number
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import tokens_from_bytes
-from kvtcd.core.messages import NamespaceInfo, keys_from_json
+from kvtcd.core.matches import Matches
+from kvtcd.core.messages import MAX_LEASE_S, Keys, NamespaceInfo, Namespaces, Removed
+from kvtcd.core.popularity import Prefixes
 from kvtcd.engine.namespaces import Namespace
 
 SHOWN = 20
 """Prefixes of an answer."""
-_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
+RANKS = Parameter(
+    "ranks", "query", choice({"one": False, "all": True}),
+    "`all` counts only what every rank of a tensor-parallel model has, in the slowest tier of them.",
+)  # fmt: skip
+LEASE = Parameter(
+    "lease", "query", number(Range(0.001, MAX_LEASE_S)), "Seconds to keep the prefix that is found."
+)  # fmt: skip
 
 
-def _info(namespace: Namespace) -> dict[str, object]:
+def _info(namespace: Namespace) -> NamespaceInfo:
     codec = namespace.codec
     return NamespaceInfo(
         namespace.name,
@@ -33,78 +51,90 @@ def _info(namespace: Namespace) -> dict[str, object]:
         codec.profile,
         codec.expected_kl,
         namespace.identity,
-    ).to_json()
+    )
 
 
+@route("GET", "/v1/namespaces", replies={200: reply("All of them.", Namespaces)})
 async def listing(request: web.Request) -> web.Response:
-    """``GET /v1/namespaces``: the caller's own."""
+    """List the caller's namespaces."""
     namespaces = request.app[SERVICE].namespaces(request[TENANT])
-    return json_response({"namespaces": [_info(namespace) for namespace in namespaces]})
+    return json_response(Namespaces(tuple(map(_info, namespaces))))
 
 
+@route(
+    "PUT", "/v1/namespaces/{ns}", NS, DEADLINE, body=Identity,
+    replies={200: reply("It is registered.", NamespaceInfo)}, raises=(IdentityConflict, DeadlineExceeded),
+)  # fmt: skip
 async def register(request: web.Request) -> web.Response:
-    """``PUT /v1/namespaces/{ns}``: once more with the same identity changes nothing."""
+    """Register a namespace; once more with the same identity changes nothing."""
     refuse_if_stopping(request)
-    identity = Identity.from_json(await read_json(request))
+    identity = await read_json(request, Identity)
     async with Deadline.of(request).bound("the registration"):
-        namespace = await request.app[SERVICE].register(request[TENANT], request.match_info["ns"], identity)
+        namespace = await request.app[SERVICE].register(request[TENANT], name_of(request), identity)
     return json_response(_info(namespace))
 
 
+@route(
+    "GET", "/v1/namespaces/{ns}", NS,
+    replies={200: reply("It is registered.", NamespaceInfo)}, raises=(UnknownNamespace,),
+)  # fmt: skip
 async def describe(request: web.Request) -> web.Response:
-    """``GET /v1/namespaces/{ns}``."""
-    return json_response(_info(request.app[SERVICE].namespace(request[TENANT], request.match_info["ns"])))
+    """Describe a namespace."""
+    return json_response(_info(request.app[SERVICE].namespace(request[TENANT], name_of(request))))
 
 
+@route(
+    "DELETE", "/v1/namespaces/{ns}", NS, DEADLINE,
+    replies={200: reply("Nothing of it is left.", Removed)}, raises=(UnknownNamespace, DeadlineExceeded),
+)  # fmt: skip
 async def purge(request: web.Request) -> web.Response:
-    """``DELETE /v1/namespaces/{ns}``: durable before the answer; past the deadline it goes on."""
+    """Remove a namespace and its blocks, durably before the answer; past the deadline it goes on."""
     async with Deadline.of(request).bound("the purge", goes_on=True):
-        removed = await request.app[SERVICE].purge(request[TENANT], request.match_info["ns"])
-    return json_response({"removed": removed})
+        removed = await request.app[SERVICE].purge(request[TENANT], name_of(request))
+    return json_response(Removed(removed))
 
 
+@route(
+    "POST", "/v1/namespaces/{ns}/match", *BLOCKS, RANKS, LEASE, body=(Keys, TOKENS),
+    replies={200: reply("What is there.", Matches)}, raises=(UnknownNamespace, DeadlineExceeded),
+)  # fmt: skip
 async def match(request: web.Request) -> web.Response:
-    """``POST /v1/namespaces/{ns}/match``: how much of a prefix is here; `lease` seconds keep it so."""
+    """Say how much of a prefix is here; with tokens, the longest one under our own key chain.
+
+    A lease keeps it so; the answer has none where nothing is found or no more may be held.
+    """
     target, service = Target.of(request), request.app[SERVICE]
-    query = only(request, "ranks", "lease")
-    ranks = query.get("ranks", "one")
-    if ranks not in {"one", "all"}:
-        raise BadRequest("ranks", "is neither one nor all")
-    seconds = _seconds(query["lease"], request.app[LIMITS].lease_s) if "lease" in query else None
+    all_ranks, seconds = RANKS.of(request) or False, LEASE.of(request)
     async with Deadline(target.deadline).bound("the match"):
         tokens: Sequence[int] | None = None
-        if require_type(request, JSON, OCTETS) == JSON:
-            keys = keys_from_json(await read_json(request))
-            found = service.prefixes.match(target.namespace, keys, target.salt, all_ranks=ranks == "all")
+        if media_type(request) == JSON:
+            keys = (await read_json(request, Keys)).keys
+            found = service.prefixes.match(target.namespace, keys, target.salt, all_ranks=all_ranks)
         else:
             body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
             tokens = tokens_from_bytes(body)
-            found = service.prefixes.match_tokens(
-                target.namespace, tokens, target.salt, all_ranks=ranks == "all"
-            )
+            found = service.prefixes.match_tokens(target.namespace, tokens, target.salt, all_ranks=all_ranks)
         if (
             seconds is not None and found.prefix
         ):  # in the same turn of the loop: what was found is still there
             record_keys = service.prefixes.prefix_keys(
-                target.namespace, found, target.salt, tokens, all_ranks=ranks == "all"
+                target.namespace, found, target.salt, tokens, all_ranks=all_ranks
             )
             with suppress(Busy):  # no lease is no reason to tell nothing
                 lease = await service.leases.take(target.tenant, record_keys, seconds, target.deadline)
                 found = replace(found, lease=lease)
-    return json_response(found.to_json())
+    return json_response(found)
 
 
+@route(
+    "GET", "/v1/prefixes", IN_NAMESPACE,
+    replies={200: reply("The most often matched, first.", Prefixes)}, raises=(UnknownNamespace,),
+)  # fmt: skip
 async def prefixes(request: web.Request) -> web.Response:
-    """``GET /v1/prefixes``: of the caller's matches those that found something, by what they begin with."""
+    """Show which prefixes the caller's matches found most often, by their first block."""
     service, tenant = request.app[SERVICE], request[TENANT]
-    name = only(request, "namespace").get("namespace")
+    name = IN_NAMESPACE.of(request)
     asked = service.namespaces(tenant) if name is None else [service.namespace(tenant, name)]
     found = [(each, ns.name) for ns in asked for each in service.prefixes.most_matched(ns, SHOWN)]
     found.sort(key=lambda row: -row[0].matches)
-    return json_response({"prefixes": [{"namespace": ns} | each.to_json() for each, ns in found[:SHOWN]]})
-
-
-def _seconds(text: str, longest: float) -> float:
-    if not _NUMBER.fullmatch(text) or not 0 < float(text) <= longest:
-        raise BadRequest("lease", f"is not a number of seconds up to {longest:g}")
-    return float(text)
+    return json_response(Prefixes(tuple(each.info(ns) for each, ns in found[:SHOWN])))

@@ -8,8 +8,11 @@ import socket
 
 from aiohttp import web
 
-from kvtcd.api.parameters import only
+from kvtcd.api.parameters import IN_NAMESPACE
+from kvtcd.api.route import Body, Parameter, reply, route
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.errors import UnknownNamespace
+from kvtcd.core.forms import text
 from kvtcd.core.notices import HEARTBEAT, HEARTBEAT_S, LAST_ID_HEADER, MEDIA_TYPE
 
 _UNREAD = 4 << 10
@@ -18,13 +21,21 @@ that he has missed something; and whoever reads in small pieces would seem not t
 kernel gives room back only where a whole write was read."""
 
 
+LAST_ID = Parameter(LAST_ID_HEADER, "header", text(), "Go on after the event of this id.")
+_EVENTS = Body(MEDIA_TYPE, {"type": "string"}, "Server-Sent Events; `data` of each is a JSON object.")
+
+
+@route(
+    "GET", "/v1/events", IN_NAMESPACE, LAST_ID,
+    replies={200: reply("Events.", _EVENTS)}, raises=(UnknownNamespace,),
+)  # fmt: skip
 async def stream(request: web.Request) -> web.StreamResponse:
-    """``GET /v1/events``: Server-Sent Events, until the client goes or the daemon stops."""
+    """Tell what becomes of the caller's blocks, until he goes or the daemon stops."""
     service, tenant = request.app[SERVICE], request[TENANT]
-    name = only(request, "namespace").get("namespace")
+    name = IN_NAMESPACE.of(request)
     if name is not None:
         service.namespace(tenant, name)
-    with service.feeds.listen(tenant, name, request.headers.get(LAST_ID_HEADER)) as listener:
+    with service.feeds.listen(tenant, name, LAST_ID.of(request)) as listener:
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"})
         response.enable_chunked_encoding()
         _keep_short(request)

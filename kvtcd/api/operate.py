@@ -5,51 +5,62 @@ from __future__ import annotations
 from aiohttp import web
 
 from kvtcd import __version__
-from kvtcd.api.auth import require
 from kvtcd.api.bodies import json_response
+from kvtcd.api.route import Body, reply, route
 from kvtcd.api.state import SCOPES, SERVICE, TENANT
 from kvtcd.core.access import Scope
-from kvtcd.core.messages import API_VERSION, Info
+from kvtcd.core.messages import API_VERSION, Alive, Info, Ready, Welcome
+from kvtcd.engine.history import Samples
+from kvtcd.engine.stats import Stats, Tenants
+
+_METRICS = Body("text/plain", {"type": "string"}, "The Prometheus text format, version 0.0.4.")
 
 
+@route("GET", "/v1", replies={200: reply("Versions, boot id and caller.", Welcome)})
 async def info(request: web.Request) -> web.Response:
-    """``GET /v1``: versions and boot id, and who asks."""
-    told = Info(__version__, API_VERSION, request.app[SERVICE].boot_id).to_json()
-    tenant, scopes = request[TENANT], request[SCOPES]
-    return json_response(told | {"tenant": tenant, "scopes": sorted(scopes)})
+    """Say what runs, and who asks."""
+    told = Info(__version__, API_VERSION, request.app[SERVICE].boot_id)
+    granted: frozenset[Scope] = request[SCOPES]
+    scopes = tuple(sorted(granted))
+    return json_response(Welcome(told, request[TENANT], scopes))
 
 
+@route("GET", "/v1/stats", replies={200: reply("Sums of the daemon, and of the caller's namespaces.", Stats)})
 async def stats(request: web.Request) -> web.Response:
-    """``GET /v1/stats``: the daemon at this moment, and the caller's namespaces."""
-    return json_response(request.app[SERVICE].overview.stats(request[TENANT]).to_json())
+    """Show the daemon at this moment, and the caller's namespaces."""
+    return json_response(request.app[SERVICE].overview.stats(request[TENANT]))
 
 
+@route("GET", "/v1/history", replies={200: reply("Sums, every ten seconds.", Samples)})
 async def history(request: web.Request) -> web.Response:
-    """``GET /v1/history``: sums of the last hour."""
-    return json_response(request.app[SERVICE].overview.history.to_json())
+    """Show sums of the last hour."""
+    return json_response(request.app[SERVICE].overview.history.samples)
 
 
+@route("GET", "/v1/tenants", replies={200: reply("All tenants.", Tenants)}, scope=Scope.ADMIN)
 async def tenants(request: web.Request) -> web.Response:
-    """``GET /v1/tenants``: what each has and found."""
-    require(request, Scope.ADMIN)
-    return json_response({"tenants": [each.to_json() for each in request.app[SERVICE].overview.tenants()]})
+    """Show what each tenant has and found."""
+    return json_response(Tenants(tuple(request.app[SERVICE].overview.tenants())))
 
 
+@route("GET", "/healthz", replies={200: reply("It turns.", Alive)}, scope=None)
 async def healthy(_request: web.Request) -> web.Response:
-    """``GET /healthz``: the loop turns."""
-    return json_response({"status": "ok"})
+    """Tell whether the event loop turns; answered at the limit of connections too."""
+    return json_response(Alive())
 
 
+@route("GET", "/readyz", replies={200: reply("They are.", Ready)}, scope=None)
 async def ready(request: web.Request) -> web.Response:
-    """``GET /readyz``: blocks are served and taken. A full disk is no end of that: the coldest go."""
+    """Tell whether blocks are served and taken. A full disk is no end of that: the coldest go."""
     service = request.app[SERVICE]
     if service.ready and not service.draining:
-        return json_response({"status": "ready", "disk": service.disk})
+        return json_response(Ready(service.disk))
     raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
 
 
+@route("GET", "/metrics", replies={200: reply("Sums of the daemon.", _METRICS)}, scope=Scope.METRICS)
 async def metrics(request: web.Request) -> web.Response:
-    """``GET /metrics``: the Prometheus text format."""
+    """Show figures for Prometheus."""
     return web.Response(
         body=request.app[SERVICE].metrics_text(),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from kvtcd.api.route import EMPTY, Body, Parameter, reply, route
+from kvtcd.core.forms import Pattern, text
+
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -73,8 +76,27 @@ def admits(request: web.Request) -> bool:
     )
 
 
-async def show(request: web.Request) -> web.Response:
-    """``GET /`` and ``GET /page/{file}``: a file of the page."""
+FILE = Parameter("file", "path", text(Pattern("[a-z]+[.][a-z]+")), "Name of the file.", required=True)
+KNOWN = Parameter("If-None-Match", "header", text(), "Entity tags of what the caller has already.")
+_HTML, _CSS, _JS = (Body(media_type, {"type": "string"}) for media_type in _TYPES.values())
+_OLD = reply("The caller has it.", EMPTY)
+
+
+@route("GET", "/", KNOWN, replies={200: reply("The page.", _HTML), 304: _OLD}, public=True)
+async def index(request: web.Request) -> web.Response:
+    """Show the page for people."""
+    return _file(request)
+
+
+@route(
+    "GET", "/page/{file}", FILE, KNOWN, replies={200: reply("The file.", _CSS, _JS), 304: _OLD}, public=True
+)
+async def part(request: web.Request) -> web.Response:
+    """Give a file that the page consists of."""
+    return _file(request)
+
+
+def _file(request: web.Request) -> web.Response:
     found = FILES.get(request.path)
     if found is None:
         raise web.HTTPNotFound

@@ -24,6 +24,7 @@ AUTHENTICATE: web.AppKey[Callable[[web.Request], Caller]] = web.AppKey("authenti
 PEER: web.AppKey[Callable[[socket.socket], Caller]] = web.AppKey("peer")
 TLS: web.AppKey[Tls | None] = web.AppKey("tls")
 """Of those who come by TCP; None: nothing is encrypted, and only this host can come."""
+DOCUMENT = web.AppKey("document", bytes)
 RELOAD: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("reload")
 
 TENANT = web.RequestKey("tenant", str)

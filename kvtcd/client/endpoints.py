@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,11 +23,21 @@ from kvtcd.core.fields import Fields
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import token_array, tokens_to_bytes
 from kvtcd.core.matches import LeaseInfo, Matches
-from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, keys_to_json, results_from_json
+from kvtcd.core.messages import (
+    BlockHead,
+    BlockResult,
+    Everything,
+    Info,
+    Keys,
+    NamespaceInfo,
+    Namespaces,
+    Removed,
+    Results,
+)
 from kvtcd.core.notices import HEARTBEAT_S, LAST_ID_HEADER
 from kvtcd.core.operation import Operation
 from kvtcd.core.place import Tier
-from kvtcd.core.regions import Landed, Placed, RegionGet, RegionPut, landed_from_json
+from kvtcd.core.regions import AllLanded, Landed, Placed, RegionGet, RegionPut
 
 T = TypeVar("T")
 OCTETS, JSON = "application/octet-stream", "application/json"
@@ -105,17 +114,13 @@ def namespace(name: str) -> Call[NamespaceInfo]:
 
 def namespaces() -> Call[tuple[NamespaceInfo, ...]]:
     """List the caller's namespaces."""
-
-    def read(body: dict[str, Any]) -> tuple[NamespaceInfo, ...]:
-        return tuple(NamespaceInfo.from_json(row) for row in Fields(body, "answer").items("namespaces"))
-
-    return Call("GET", "/v1/namespaces", read)
+    return Call("GET", "/v1/namespaces", lambda body: Namespaces.from_json(body).namespaces)
 
 
 def purge(name: str, options: Options) -> Call[int]:
     """Remove a namespace and its blocks."""
     return Call(
-        "DELETE", _namespace(name), lambda body: Fields(body, "answer").integer("removed", 0, sys.maxsize),
+        "DELETE", _namespace(name), lambda body: Removed.from_json(body).removed,
         (), options.headers(), options.deadline,
     )  # fmt: skip
 
@@ -183,7 +188,7 @@ def put_group(
         view = flat(data)
         body += (wire.head(block_head(block).to_json(), view.nbytes), view)
     return Call(
-        "POST", f"{_namespace(name)}/blocks:put", results_from_json, tuple(body),
+        "POST", f"{_namespace(name)}/blocks:put", _results, tuple(body),
         _put_headers(wire.MEDIA_TYPE, options, durable=durable), options.deadline,
     )  # fmt: skip
 
@@ -194,7 +199,7 @@ def put_many_placed(
     """Store blocks that lie in a region."""
     headers = _put_headers(JSON, options, durable=durable)
     body = (json.dumps(asked.to_json()).encode(),)
-    return Call("POST", f"{_namespace(name)}/blocks:put", results_from_json, body, headers, options.deadline)
+    return Call("POST", f"{_namespace(name)}/blocks:put", _results, body, headers, options.deadline)
 
 
 def get(name: str, key: bytes, options: Options) -> Call[None]:
@@ -215,7 +220,13 @@ def get_many(name: str, keys: Iterable[bytes], options: Options) -> Call[None]:
 
 def get_many_placed(name: str, asked: RegionGet, options: Options) -> Call[tuple[Landed, ...]]:
     """Read blocks into a region."""
-    return _json("POST", f"{_namespace(name)}/blocks:get", asked.to_json(), landed_from_json, options)
+    return _json(
+        "POST",
+        f"{_namespace(name)}/blocks:get",
+        asked.to_json(),
+        lambda body: AllLanded.from_json(body).blocks,
+        options,
+    )
 
 
 def delete(name: str, key: bytes, options: Options) -> Call[None]:
@@ -225,8 +236,8 @@ def delete(name: str, key: bytes, options: Options) -> Call[None]:
 
 def flush(name: str, keys: Iterable[bytes] | None, options: Options) -> Call[tuple[BlockResult, ...]]:
     """Make blocks durable."""
-    body = {} if keys is None else _keys(keys)
-    return _json("POST", f"{_namespace(name)}/blocks:flush", body, results_from_json, options)
+    body = Everything().to_json() if keys is None else _keys(keys)
+    return _json("POST", f"{_namespace(name)}/blocks:flush", body, _results, options)
 
 
 def demote(name: str, keys: Iterable[bytes], options: Options) -> Call[Operation]:
@@ -262,7 +273,11 @@ def _block(name: str, key: bytes) -> str:
 
 
 def _keys(keys: Iterable[bytes]) -> dict[str, object]:
-    return keys_to_json(engine_keys(keys))
+    return Keys(tuple(engine_keys(keys))).to_json()
+
+
+def _results(body: dict[str, Any]) -> tuple[BlockResult, ...]:
+    return Results.from_json(body).results
 
 
 def _json(

@@ -27,6 +27,8 @@ from kvtcd.core.regions import (
     SEALS,
     Landed,
     Placed,
+    PlacedHead,
+    PlacedKey,
     RegionGet,
     RegionPut,
     Span,
@@ -140,11 +142,12 @@ class Loan:
 
     def put(self, heads: Iterable[BlockHead]) -> RegionPut:
         """Return the request to store what lies in the buffers, in order."""
-        return RegionPut(self.name, list(zip(map(block_head, heads), self.spans, strict=True)))
+        rows = zip(map(block_head, heads), self.spans, strict=True)
+        return RegionPut(self.name, tuple(PlacedHead(head, span) for head, span in rows))
 
     def get(self, keys: Iterable[EngineKey]) -> RegionGet:
         """Return the request to read blocks into the buffers, in order."""
-        return RegionGet(self.name, list(zip(keys, self.spans, strict=True)))
+        return RegionGet(self.name, tuple(map(PlacedKey, keys, self.spans)))
 
     def broken_off(self, error: BaseException) -> bool:
         """Note how a call failed; return once the daemon touches the buffers no more.

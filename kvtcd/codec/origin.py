@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtcd.core.errors import BadField, BadIdentity, BadVersion, ProfileMismatch
-from kvtcd.core.identity import Identity, Rope, rope_from_json
+from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout, Stream
 
 _FORMAT = 2
@@ -141,7 +141,7 @@ class Origin:
                 if type(value) is not (list if name in _LISTS else int if name in _INTEGERS else str):
                     raise BadField("profile", f"metadata: {name} is {value!r}")
             return cls(
-                rope=None if rope is None else rope_from_json(rope),
+                rope=None if rope is None else Rope.from_json(rope),
                 streams=tuple(Stream(**{**s, "rope": bool(s["rope"])}) for s in fields.pop("streams")),
                 texts=tuple(Text(**text) for text in fields.pop("texts")),
                 curve=tuple(fields.pop("curve")),

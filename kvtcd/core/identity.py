@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from kvtcd.core.errors import BadIdentity, UnsupportedRope
-from kvtcd.core.layout import Dtype, Layout, Stream, canonical_json
+from kvtcd.core.forms import DECIMAL, Form, Pattern, Range, text
+from kvtcd.core.layout import Layout, canonical_json
+from kvtcd.core.message import Request
 
 NAMESPACE_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 _TEXT = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,255}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_Text = Annotated[str, Pattern(_TEXT.pattern, "1 to 256 printable ASCII characters")]
+_Decimal = Annotated[float, DECIMAL]
 MAX_BLOCK_TOKENS = 1 << 16
 
 
@@ -30,6 +33,15 @@ class RopeKind(StrEnum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
+
+
+def _kind(name: str, value: Any) -> RopeKind:  # noqa: ANN401 - any JSON value
+    if (given := text().read(name, value)) not in tuple(RopeKind):
+        raise UnsupportedRope(given, tuple(RopeKind))
+    return RopeKind(given)
+
+
+_KIND = Form({"type": "string", "enum": [str(kind) for kind in RopeKind]}, _kind, str)
 
 
 class Pairing(StrEnum):
@@ -48,7 +60,7 @@ _NEEDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(Request):
     """Rotary position embedding, complete enough to be undone.
 
     `rotary_dim` is the number of leading dimensions that are rotated (partial rotary: less than head_dim).
@@ -59,18 +71,20 @@ class Rope:
         BadIdentity: a parameter missing for the kind, superfluous, or out of range.
     """
 
-    kind: RopeKind
-    theta: float
-    rotary_dim: int
+    fault: ClassVar = BadIdentity
+
+    kind: Annotated[RopeKind, _KIND]
+    theta: _Decimal
+    rotary_dim: Annotated[int, Range(2)]
     pairing: Pairing = Pairing.HALVES
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position: int | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    attention_factor: float | None = None
-    truncate: int | None = None
+    factor: _Decimal | None = None
+    low_freq_factor: _Decimal | None = None
+    high_freq_factor: _Decimal | None = None
+    original_max_position: Annotated[int, Range(1)] | None = None
+    beta_fast: _Decimal | None = None
+    beta_slow: _Decimal | None = None
+    attention_factor: _Decimal | None = None
+    truncate: Annotated[int, Range(0, 1)] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in RopeKind:
@@ -90,17 +104,9 @@ class Rope:
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise BadIdentity(f"rope.{name}", f"{getattr(self, name)} is not a positive number")
 
-    def to_json(self) -> dict[str, object]:
-        """Return the canonical JSON form: floats as `repr` strings, absent parameters left out."""
-        return {
-            name: repr(value) if isinstance(value, float) else str(value) if isinstance(value, str) else value
-            for name, value in asdict(self).items()
-            if value is not None
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Request):
     """Everything two engines must share to share blocks.
 
     Attributes:
@@ -117,17 +123,19 @@ class Identity:
         parallel: ``canonical`` for whole heads and layers, else e.g. ``tp2-rank0``.
     """
 
-    engine: str
-    hash_scheme: str
-    model: str
-    weights: str
+    fault: ClassVar = BadIdentity
+
+    engine: _Text
+    hash_scheme: _Text
+    model: _Text
+    weights: Annotated[str, Pattern(_DIGEST.pattern, "64 lower-case hex digits")]
     layout: Layout
     rope: Rope | None
-    adapter: str = "none"
-    scales: str = "none"
-    block_tokens: int = 256
-    page_format: str = "canonical"
-    parallel: str = "canonical"
+    adapter: Annotated[str, Pattern(f"none|{_DIGEST.pattern}", "'none' or 64 lower-case hex digits")] = "none"
+    scales: _Text = "none"
+    block_tokens: Annotated[int, Range(1, MAX_BLOCK_TOKENS)] = 256
+    page_format: _Text = "canonical"
+    parallel: _Text = "canonical"
 
     def __post_init__(self) -> None:
         for name in ("engine", "hash_scheme", "model", "scales", "page_format", "parallel"):
@@ -161,111 +169,7 @@ class Identity:
         """SHA-256 of the canonical JSON, 32 bytes."""
         return hashlib.sha256(canonical_json(self.to_json())).digest()
 
-    @classmethod
-    def from_json(cls, body: object) -> Identity:
-        """Build from the form that `to_json` writes.
-
-        Raises:
-            BadIdentity: a field is missing, unknown, of the wrong type or out of range.
-        """
-        top = _mapping("identity", body)
-        layout = _mapping("layout", top.get("layout"))
-        names = {f.name for f in fields(cls)}
-        _known("identity", top, names)
-        _known("layout", layout, {"dtype", "layers", "streams"})
-        streams = layout.get("streams")
-        if not isinstance(streams, list):
-            raise BadIdentity("layout.streams", "is not a list")
-        try:
-            dtype = Dtype(_typed("layout.dtype", layout.get("dtype"), str))
-        except ValueError:
-            raise BadIdentity("layout.dtype", f"is not one of {', '.join(Dtype)}") from None
-        rest = {
-            name: _typed(name, top[name], int if name == "block_tokens" else str)
-            for name in names - {"layout", "rope"}
-            if name in top
-        }
-        for name in ("engine", "hash_scheme", "model", "weights"):
-            if name not in rest:
-                raise BadIdentity(name, "is missing")
-        return cls(
-            layout=Layout(
-                tuple(_stream(s) for s in streams),
-                _typed("layout.layers", layout.get("layers"), int),
-                dtype,
-            ),
-            rope=None if top.get("rope") is None else rope_from_json(top["rope"]),
-            **rest,
-        )
-
 
 def differing(a: Identity, b: Identity) -> tuple[str, ...]:
     """Name the fields in which two identities differ."""
     return tuple(f.name for f in fields(Identity) if getattr(a, f.name) != getattr(b, f.name))
-
-
-def rope_from_json(body: object) -> Rope:
-    """Build a `Rope` from the form that `Rope.to_json` writes.
-
-    Raises:
-        UnsupportedRope: a kind that cannot be undone.
-        BadIdentity: any other fault.
-    """
-    given = _mapping("rope", body)
-    _known("rope", given, {f.name for f in fields(Rope)})
-    kind = _typed("rope.kind", given.get("kind"), str)
-    if kind not in tuple(RopeKind):
-        raise UnsupportedRope(kind, tuple(RopeKind))
-    pairing = _typed("rope.pairing", given.get("pairing", Pairing.HALVES), str)
-    if pairing not in tuple(Pairing):
-        raise BadIdentity("rope.pairing", f"is not one of {', '.join(Pairing)}")
-    integers = ("rotary_dim", "original_max_position", "truncate")
-    rest: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in integers:
-            rest[name] = _typed(f"rope.{name}", value, int)
-        elif name not in {"kind", "pairing"}:
-            rest[name] = _float(f"rope.{name}", value)
-    for name in ("theta", "rotary_dim"):
-        if name not in rest:
-            raise BadIdentity(f"rope.{name}", "is missing")
-    return Rope(kind=RopeKind(kind), pairing=Pairing(pairing), **rest)
-
-
-def _stream(body: object) -> Stream:
-    given = _mapping("layout.streams", body)
-    _known("layout.streams", given, {"name", "heads", "head_dim", "rope"})
-    rope = _typed("layout.streams.rope", given.get("rope"), int)
-    if rope not in (0, 1):
-        raise BadIdentity("layout.streams.rope", "is neither 0 nor 1")
-    return Stream(
-        name=_typed("layout.streams.name", given.get("name"), str),
-        heads=_typed("layout.streams.heads", given.get("heads"), int),
-        head_dim=_typed("layout.streams.head_dim", given.get("head_dim"), int),
-        rope=bool(rope),
-    )
-
-
-def _mapping(field: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BadIdentity(field, "is not a JSON object")
-    return value
-
-
-def _known(field: str, given: Mapping[str, Any], names: set[str]) -> None:
-    if unknown := sorted(set(given) - names):
-        raise BadIdentity(f"{field}.{unknown[0]}", "is not a known field")
-
-
-def _typed(field: str, value: object, kind: type) -> Any:  # noqa: ANN401 - checked against `kind` right here
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise BadIdentity(field, f"is not {'an integer' if kind is int else 'a string'}")
-    return value
-
-
-def _float(field: str, value: object) -> float:
-    """Read a float from its `repr` string, the spelling on which every writer agrees."""
-    try:
-        return float(_typed(field, value, str))
-    except ValueError:
-        raise BadIdentity(field, "is not a number written as a string") from None

@@ -22,11 +22,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 from kvtcd.core.errors import BadIdentity
+from kvtcd.core.forms import BIT, Pattern, Range
+from kvtcd.core.message import Request
 
 MAX_DIM = 1 << 20
 """Bound on each of layers, heads and head_dim: far above any model, far below overflow."""
+MAX_STREAMS = 8
+_Dim = Annotated[int, Range(1, MAX_DIM)]
 
 
 class Dtype(StrEnum):
@@ -43,13 +48,13 @@ class Dtype(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(Request):
     """One tensor family of a layer; `rope` says whether its vectors are rotated by position."""
 
-    name: str
-    heads: int
-    head_dim: int
-    rope: bool
+    name: Annotated[str, Pattern("[A-Za-z_][A-Za-z0-9_]{0,15}", "a short identifier")]
+    heads: _Dim
+    head_dim: _Dim
+    rope: Annotated[bool, BIT]
 
     def __post_init__(self) -> None:
         if not (self.name.isascii() and self.name.isidentifier() and len(self.name) <= 16):
@@ -65,20 +70,20 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Request):
     """Streams, layers and element type of every block of a namespace.
 
     Raises:
         BadIdentity: no stream, a name twice, or a dimension out of range.
     """
 
-    streams: tuple[Stream, ...]
-    layers: int
+    streams: Annotated[tuple[Stream, ...], Range(1, MAX_STREAMS)]
+    layers: _Dim
     dtype: Dtype
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.streams) <= 8:
-            raise BadIdentity("streams", f"{len(self.streams)} streams; 1 to 8 are supported")
+        if not 1 <= len(self.streams) <= MAX_STREAMS:
+            raise BadIdentity("streams", f"{len(self.streams)} streams; 1 to {MAX_STREAMS} are supported")
         if len({s.name for s in self.streams}) != len(self.streams):
             raise BadIdentity("streams", "a stream name occurs twice")
         if not 1 <= self.layers <= MAX_DIM:
@@ -109,17 +114,6 @@ class Layout:
             nbytes = self.features(stream) * tokens * self.dtype.itemsize
             yield stream, offset, nbytes
             offset += nbytes
-
-    def to_json(self) -> dict[str, object]:
-        """Return the canonical JSON form (integers, booleans as 0/1, and strings only)."""
-        return {
-            "dtype": str(self.dtype),
-            "layers": self.layers,
-            "streams": [
-                {"head_dim": s.head_dim, "heads": s.heads, "name": s.name, "rope": int(s.rope)}
-                for s in self.streams
-            ],
-        }
 
     @property
     def digest(self) -> bytes:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.fields import Fields
+from kvtcd.core.forms import Pattern, Range
 from kvtcd.core.identity import MAX_BLOCK_TOKENS
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.message import Answer, derived
+from kvtcd.core.messages import Count
 from kvtcd.core.place import Tier
 
 
@@ -22,67 +25,66 @@ class BlockMatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseInfo:
+class LeaseInfo(Answer):
     """A lease: `blocks` of them stay for `seconds`, or until it is given back."""
 
     id: str
-    seconds: float
-    blocks: int
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"id": self.id, "seconds": self.seconds, "blocks": self.blocks}
-
-    @classmethod
-    def from_json(cls, body: object) -> LeaseInfo:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "lease")
-        return cls(given.text("id"), given.number("seconds", 0, 1 << 31), given.integer("blocks", 0, 1 << 31))
+    seconds: Annotated[float, Range(0)]
+    blocks: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Matches:
-    """Answer to a match: the blocks asked for, in order.
+class Matches(Answer):
+    """Answer to a match: the blocks asked for, in order and in columns.
 
-    `partials`: tokens of each stored partial block that continues the prefix. `lease`: keeps the prefix, if
-    that was asked for and there is one.
+    Attributes:
+        keys: of the blocks.
+        tokens: in each; 0 on a miss.
+        tiers: the fastest that has it; None on a miss.
+        partials: tokens of each stored partial block that continues the prefix.
+        lease: keeps the prefix, if that was asked for and there is one.
+
+    Raises:
+        BadRequest: the columns differ in length.
     """
 
-    blocks: tuple[BlockMatch, ...]
-    partials: tuple[int, ...] = ()
+    keys: tuple[EngineKey, ...]
+    tokens: tuple[Annotated[int, Range(0, MAX_BLOCK_TOKENS)], ...]
+    tiers: tuple[Tier | None, ...]
+    partials: tuple[Count, ...] = ()  # older daemons tell none
     lease: LeaseInfo | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.keys) == len(self.tokens) == len(self.tiers):
+            raise BadRequest("tiers", "are not as many as keys and tokens")
+
+    @classmethod
+    def of(cls, blocks: Iterable[BlockMatch], partials: tuple[int, ...] = ()) -> Matches:
+        """Return the answer about some blocks."""
+        keys, tokens, tiers = zip(*rows, strict=True) if (rows := tuple(blocks)) else ((), (), ())
+        return cls(keys, tokens, tiers, partials)
+
+    @property
+    def blocks(self) -> tuple[BlockMatch, ...]:
+        """The blocks asked for, one by one."""
+        return tuple(map(BlockMatch._make, zip(self.keys, self.tokens, self.tiers, strict=True)))
 
     @property
     def prefix(self) -> tuple[BlockMatch, ...]:
         """The leading blocks that are all there."""
         return tuple(takewhile(lambda block: block.tier is not None, self.blocks))
 
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix."""
+    @derived
+    def prefix_blocks(self) -> Count:
+        """How many leading blocks are all there."""
+        return len(self.prefix)
+
+    @derived
+    def prefix_tokens(self) -> Count:
+        """Tokens of these."""
         return sum(block.tokens for block in self.prefix)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form, in columns; `bitmap` has one character a block, ``1`` where it is there."""
-        return {
-            "prefix_blocks": len(self.prefix),
-            "prefix_tokens": self.prefix_tokens,
-            "bitmap": "".join("0" if block.tier is None else "1" for block in self.blocks),
-            "keys": [block.key.hex() for block in self.blocks],
-            "tokens": [block.tokens for block in self.blocks],
-            "tiers": [block.tier for block in self.blocks],
-            "partials": list(self.partials),
-            "lease": self.lease.to_json() if self.lease else None,
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> Matches:
-        """Build from the form that `to_json` writes; the rest follows from its columns and `partials`."""
-        given = Fields(body, "match")
-        columns = (given.keys("keys"), given.integers("tokens", 0, MAX_BLOCK_TOKENS), given.tiers("tiers"))
-        if len({len(column) for column in columns}) != 1:
-            raise BadRequest("tiers", "are not as many as keys and tokens")
-        blocks = tuple(map(BlockMatch._make, zip(*columns, strict=True)))
-        lengths = given.items("partials") if "partials" in given else ()  # older daemons have none
-        lease = LeaseInfo.from_json(given.value("lease")) if "lease" in given else None
-        return cls(blocks, tuple(length for length in lengths if isinstance(length, int)), lease)
+    @derived
+    def bitmap(self) -> Annotated[str, Pattern("[01]*")]:
+        """One character a block, ``1`` where it is there."""
+        return "".join("0" if tier is None else "1" for tier in self.tiers)

@@ -6,16 +6,15 @@ leave unknown fields alone, so that an older client understands a newer daemon.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Literal, cast, get_args
+from typing import Annotated, Literal
 
+from kvtcd.core.access import Scope
 from kvtcd.core.errors import BadRequest
-from kvtcd.core.fields import Fields
+from kvtcd.core.forms import KEY, Range
 from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.message import INLINE, Answer, Request, derived
 from kvtcd.core.place import Tier
 
 API_VERSION = 1
@@ -23,13 +22,20 @@ TOKENS_HEADER, TIER_HEADER = "Kvtcd-Tokens", "Kvtcd-Tier"
 SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
-Outcome = Literal["stored", "duplicate", "dropped"]
+DiskState = Literal["ok", "off", "full"]
+MAX_BLOCKS = 8192
+"""Blocks of one request."""
+MAX_LEASE_S = 3600.0
 
-_DECIMAL = re.compile(r"[0-9]{1,19}")
+Outcome = Literal["stored", "duplicate", "dropped"]
+BlockTokens = Annotated[int, Range(1, MAX_BLOCK_TOKENS)]
+Position = Annotated[int, Range(0, MAX_FIRST_TOKEN)]
+Count = Annotated[int, Range(0)]
+BlockKeys = Annotated[tuple[EngineKey, ...], Range(0, MAX_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class BlockHead:
+class BlockHead(Request):
     """All that a client says of a block besides its bytes.
 
     Attributes:
@@ -38,109 +44,79 @@ class BlockHead:
         first_token: position of its first token; without it keys cannot be freed of RoPE.
         parent: key of the block it continues; without it the order of the request is the chain.
         supersedes: key of a partial block that this one makes superfluous.
+
+    Raises:
+        BadRequest: it continues or supersedes itself.
     """
 
     key: EngineKey
-    tokens: int
-    first_token: int | None = None
+    tokens: BlockTokens
+    first_token: Position | None = None
     parent: EngineKey | None = None
     supersedes: EngineKey | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form; what is not given is left out."""
-        body: dict[str, object] = {"key": self.key.hex(), "tokens": self.tokens}
-        if self.first_token is not None:
-            body["first_token"] = self.first_token
+    def __post_init__(self) -> None:
         for name, key in (("parent", self.parent), ("supersedes", self.supersedes)):
-            if key is not None:
-                body[name] = key.hex()
-        return body
+            if key == self.key:
+                raise BadRequest(name, "is the key of the block itself")
 
     def to_query(self) -> dict[str, str]:
         """Return the fields other than the key as query parameters."""
         return {name: str(value) for name, value in self.to_json().items() if name != "key"}
 
-    @classmethod
-    def from_json(cls, body: object) -> BlockHead:
-        """Build from the form that `to_json` writes.
 
-        Raises:
-            BadRequest: a field is missing, unknown, of the wrong type or out of range.
-        """
-        given = Fields(body, "block")
-        head = cls(
-            key=given.key("key"),
-            tokens=given.integer("tokens", 1, MAX_BLOCK_TOKENS),
-            first_token=given.integer("first_token", 0, MAX_FIRST_TOKEN) if "first_token" in given else None,
-            parent=given.key("parent") if "parent" in given else None,
-            supersedes=given.key("supersedes") if "supersedes" in given else None,
-        )
-        given.refuse_others("key", "tokens", "first_token", "parent", "supersedes")
-        for name, key in (("parent", head.parent), ("supersedes", head.supersedes)):
-            if key == head.key:
-                raise BadRequest(name, "is the key of the block itself")
-        return head
+@dataclass(frozen=True, slots=True)
+class Keys(Request):
+    """Several blocks, by their engine keys."""
 
-    @classmethod
-    def from_query(cls, key: str, query: Mapping[str, str]) -> BlockHead:
-        """Build from a key in the path and query parameters.
-
-        Raises:
-            BadRequest: a parameter is missing, unknown, malformed or out of range.
-        """
-        body: dict[str, object] = {**query, "key": key}
-        for name in ("tokens", "first_token"):
-            if name in query:
-                if not _DECIMAL.fullmatch(query[name]):
-                    raise BadRequest(name, "is not a decimal number")
-                body[name] = int(query[name])
-        return cls.from_json(body)
+    keys: BlockKeys
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Everything(Request):
+    """All blocks of a namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin(Request):
+    """Blocks to keep for some seconds, wherever they are."""
+
+    keys: Annotated[tuple[EngineKey, ...], Range(1, MAX_BLOCKS)]
+    seconds: Annotated[float, Range(0, MAX_LEASE_S)]
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Answer):
     """Header of one frame of an answer to ``blocks:get``; a miss has neither tokens nor tier nor a body."""
 
     key: EngineKey
-    tokens: int | None = None
+    tokens: BlockTokens | None = None
     tier: Tier | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        status = "miss" if self.tier is None else "hit"
-        return {"key": self.key.hex(), "status": status, "tokens": self.tokens, "tier": self.tier}
-
-    @classmethod
-    def from_json(cls, body: object) -> Found:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "frame")
-        if given.choice("status", ("hit", "miss")) == "miss":
-            return cls(given.key("key"))
-        return cls(given.key("key"), given.integer("tokens", 1, MAX_BLOCK_TOKENS), given.tier("tier"))
+    @derived
+    def status(self) -> Literal["hit", "miss"]:
+        """Whether it is there."""
+        return "miss" if self.tier is None else "hit"
 
 
 @dataclass(frozen=True, slots=True)
-class BlockResult:
+class BlockResult(Answer):
     """What became of one block of a request; `reason` says why one was dropped."""
 
     key: EngineKey
     outcome: Outcome
     reason: str | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"key": self.key.hex(), "outcome": self.outcome, "reason": self.reason}
 
-    @classmethod
-    def from_json(cls, body: object) -> BlockResult:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "result")
-        outcome = cast("Outcome", given.choice("outcome", get_args(Outcome)))
-        return cls(given.key("key"), outcome, given.optional_text("reason"))
+@dataclass(frozen=True, slots=True)
+class Results(Answer):
+    """What became of the blocks of a request, one for each key, in their order."""
+
+    results: tuple[BlockResult, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NamespaceInfo:
+class NamespaceInfo(Answer):
     """A registered namespace.
 
     Attributes:
@@ -155,81 +131,61 @@ class NamespaceInfo:
     """
 
     name: str
-    digest: bytes
+    digest: Annotated[bytes, KEY]
     codec: str
     codec_reason: str | None
     profile: str | None
-    expected_kl: float | None
+    expected_kl: Annotated[float, Range(0)] | None
     identity: Identity
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "name": self.name,
-            "digest": self.digest.hex(),
-            "codec": self.codec,
-            "codec_reason": self.codec_reason,
-            "profile": self.profile,
-            "expected_kl": self.expected_kl,
-            "identity": self.identity.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> NamespaceInfo:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "namespace")
-        return cls(
-            name=given.text("name"),
-            digest=bytes(given.key("digest")),
-            codec=given.text("codec"),
-            codec_reason=given.optional_text("codec_reason"),
-            profile=given.optional_text("profile"),
-            expected_kl=given.number("expected_kl", 0, inf) if "expected_kl" in given else None,
-            identity=Identity.from_json(given.value("identity")),
-        )
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class Namespaces(Answer):
+    """The namespaces of a tenant."""
+
+    namespaces: tuple[NamespaceInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed(Answer):
+    """How many blocks a purge has removed."""
+
+    removed: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Info(Answer):
     """A running daemon; a new `boot_id` means that it was started anew."""
 
     version: str
-    api: int
+    api: Annotated[int, Range(1, 1 << 16)]
     boot_id: str
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"version": self.version, "api": self.api, "boot_id": self.boot_id}
 
-    @classmethod
-    def from_json(cls, body: object) -> Info:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "info")
-        return cls(given.text("version"), given.integer("api", 1, 1 << 16), given.text("boot_id"))
+@dataclass(frozen=True, slots=True)
+class Welcome(Answer):
+    """A running daemon, and who asks.
 
-
-def results_to_json(results: Iterable[BlockResult]) -> dict[str, object]:
-    """Return the answer to a request about several blocks."""
-    return {"results": [result.to_json() for result in results]}
-
-
-def results_from_json(body: object) -> tuple[BlockResult, ...]:
-    """Read the results out of an answer."""
-    return tuple(BlockResult.from_json(row) for row in Fields(body, "answer").items("results"))
-
-
-def keys_to_json(keys: Iterable[EngineKey]) -> dict[str, object]:
-    """Return the request about several blocks."""
-    return {"keys": [key.hex() for key in keys]}
-
-
-def keys_from_json(body: object) -> list[EngineKey]:
-    """Read the keys of a request.
-
-    Raises:
-        BadRequest: not an object with a list of keys and nothing else.
+    Attributes:
+        tenant: whose blocks the caller's are.
+        scopes: what he may ask.
     """
-    given = Fields(body, "body")
-    keys = given.keys("keys")
-    given.refuse_others("keys")
-    return keys
+
+    info: Annotated[Info, INLINE]
+    tenant: str
+    scopes: tuple[Scope, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive(Answer):
+    """The event loop turns."""
+
+    status: Literal["ok"] = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Answer):
+    """Blocks are served and taken; `disk` is ``full`` while it holds less than it was meant to."""
+
+    disk: DiskState
+    status: Literal["ready"] = "ready"

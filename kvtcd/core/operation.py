@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal
 
-from kvtcd.core.fields import Fields
-from kvtcd.core.messages import BlockResult, results_from_json, results_to_json
+from kvtcd.core.message import Answer
+from kvtcd.core.messages import BlockResult, Count
 
 OperationState = Literal["running", "done", "failed", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(Answer):
     """An operation at one moment.
 
     Attributes:
@@ -27,31 +26,7 @@ class Operation:
 
     id: str
     state: OperationState
-    total: int = 0
-    done: int = 0
+    total: Count = 0
+    done: Count = 0
     results: tuple[BlockResult, ...] = ()
     detail: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "id": self.id,
-            "state": self.state,
-            "total": self.total,
-            "done": self.done,
-            "detail": self.detail,
-            **results_to_json(self.results),
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> Operation:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "operation")
-        return cls(
-            id=given.text("id"),
-            state=cast("OperationState", given.choice("state", get_args(OperationState))),
-            total=given.integer("total", 0, sys.maxsize),
-            done=given.integer("done", 0, sys.maxsize),
-            results=results_from_json(body),
-            detail=given.optional_text("detail"),
-        )

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import Annotated
 
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.message import SPARSE, Answer
+from kvtcd.core.messages import Count
 
 SIZE = 64
 """Counters of one namespace."""
@@ -33,12 +36,29 @@ class Popular:
     over: int
     blocks: int
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form; a salt is given where there is one."""
-        salt = {"salt": base64.urlsafe_b64encode(self.salt).decode()} if self.salt else {}
-        return {
-            "key": self.key.hex(), **salt, "matches": self.matches, "over": self.over, "blocks": self.blocks
-        }  # fmt: skip
+    def info(self, namespace: str) -> PrefixInfo:
+        """Return what is told of it."""
+        salt = base64.urlsafe_b64encode(self.salt).decode() if self.salt else None
+        return PrefixInfo(namespace, self.key, self.matches, self.over, self.blocks, salt)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixInfo(Answer):
+    """A prefix that is matched often; see `Popular`. A salt is given where there is one."""
+
+    namespace: str
+    key: EngineKey
+    matches: Count
+    over: Count
+    blocks: Count
+    salt: Annotated[str | None, SPARSE] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes(Answer):
+    """Those that are matched most, first."""
+
+    prefixes: tuple[PrefixInfo, ...]
 
 
 class Popularity:

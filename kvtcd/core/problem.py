@@ -70,7 +70,12 @@ _BY_TYPE = {kind.type: kind for kind in KINDS}
 
 def kind_of(error: KvtcdError) -> Kind | None:
     """Return the row of an error, None for one that is not for clients."""
-    return next((_BY_ERROR[cls] for cls in type(error).__mro__ if cls in _BY_ERROR), None)
+    return kind_of_class(type(error))
+
+
+def kind_of_class(error: type[KvtcdError]) -> Kind | None:
+    """Return the row of a class of errors, None for one that is not for clients."""
+    return next((_BY_ERROR[cls] for cls in error.__mro__ if cls in _BY_ERROR), None)
 
 
 def problem(kind: Kind, error: KvtcdError) -> dict[str, object]:

@@ -8,14 +8,13 @@ reads the end of the daemon's, nothing writes to it any more. Requests name it, 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Annotated
 
-from kvtcd.core.fields import Fields
+from kvtcd.core.forms import Range
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.messages import BlockHead, Found
+from kvtcd.core.message import INLINE, Answer, Name, Request
+from kvtcd.core.messages import MAX_BLOCKS, BlockHead, Found
 
 HELLO = b"KVTM\x01\x00"
 """Magic, and the version as u16."""
@@ -26,7 +25,7 @@ MAX_OFFSET = (1 << 62) - 1
 SEALS = 0x1 | 0x2 | 0x4
 """``F_SEAL_SEAL``, ``F_SEAL_SHRINK``, ``F_SEAL_GROW``: SIGBUS kills who maps what another cuts short."""
 
-_DECIMAL = re.compile(r"[0-9]{1,19}")
+Offset = Annotated[int, Range(0, MAX_OFFSET)]
 
 
 def side_socket(api_socket: str) -> str:
@@ -35,158 +34,84 @@ def side_socket(api_socket: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(Answer):
     """A region as the daemon knows it: its id, 32 hex digits, and its size."""
 
     region: str
-    nbytes: int
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"region": self.region, "bytes": self.nbytes}
-
-    @classmethod
-    def from_json(cls, body: object) -> Self:
-        """Build from the form that `to_json` writes."""
-        given = Fields(body, "grant")
-        return cls(given.text("region"), given.integer("bytes", 1, MAX_OFFSET))
+    nbytes: Annotated[int, Range(1, MAX_OFFSET), Name("bytes")]
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a region: the offset of its first byte, and its length."""
+class Span(Request):
+    """A part of a region.
 
-    offset: int
-    length: int
+    Attributes:
+        offset: of its first byte.
+        length: in bytes.
+    """
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"offset": self.offset, "length": self.length}
-
-    @classmethod
-    def of(cls, given: Fields) -> Self:
-        """Read the two fields of an object that may have others.
-
-        Raises:
-            BadRequest: one is missing or out of range.
-        """
-        return cls(given.integer("offset", 0, MAX_OFFSET), given.integer("length", 1, MAX_OFFSET))
-
-
-SPAN_FIELDS = ("offset", "length")
+    offset: Offset
+    length: Annotated[int, Range(1, MAX_OFFSET)]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The part of a region that a request about one block names in its query."""
+class Placed(Request):
+    """The part of a region that a request about one block names in its query.
+
+    Attributes:
+        region: id of the region.
+    """
 
     region: str
-    span: Span
-
-    FIELDS: ClassVar = ("region", *SPAN_FIELDS)
+    span: Annotated[Span, INLINE]
 
     def to_query(self) -> dict[str, str]:
         """Return it as query parameters."""
-        return {"region": self.region, "offset": str(self.span.offset), "length": str(self.span.length)}
-
-    @classmethod
-    def from_query(cls, query: Mapping[str, str]) -> Self | None:
-        """Build from query parameters, of which there may be others; None where there is no `region`.
-
-        Raises:
-            BadRequest: offset or length are missing, or are no numbers.
-        """
-        if "region" not in query:
-            return None
-        numbers = {name: int(query[name]) for name in SPAN_FIELDS if _DECIMAL.fullmatch(query.get(name, ""))}
-        return cls(query["region"], Span.of(Fields({**query, **numbers}, "query")))
+        return {name: str(value) for name, value in self.to_json().items()}
 
 
 @dataclass(frozen=True, slots=True)
-class RegionPut:
+class PlacedHead(Request):
+    """A block to store that lies in a region."""
+
+    head: Annotated[BlockHead, INLINE]
+    span: Annotated[Span, INLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPut(Request):
     """Store blocks that lie in a region."""
 
     region: str
-    blocks: Sequence[tuple[BlockHead, Span]]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "region": self.region,
-            "blocks": [head.to_json() | span.to_json() for head, span in self.blocks],
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> Self:
-        """Build from the form that `to_json` writes.
-
-        Raises:
-            BadRequest: a field is missing, unknown, of the wrong type or out of range.
-        """
-        given = Fields(body, "body")
-        given.refuse_others("region", "blocks")
-        return cls(given.text("region"), [_placed_head(row) for row in given.items("blocks")])
-
-
-def _placed_head(row: object) -> tuple[BlockHead, Span]:
-    span = Span.of(Fields(row, "block"))
-    assert isinstance(row, dict)  # or `Fields` would have refused it
-    return BlockHead.from_json({name: value for name, value in row.items() if name not in SPAN_FIELDS}), span
+    blocks: Annotated[tuple[PlacedHead, ...], Range(0, MAX_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class RegionGet:
-    """Read blocks into a region: each into a part that is large enough."""
+class PlacedKey(Request):
+    """A block to read into a part of a region that is large enough."""
+
+    key: EngineKey
+    span: Annotated[Span, INLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionGet(Request):
+    """Read blocks into a region."""
 
     region: str
-    blocks: Sequence[tuple[EngineKey, Span]]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "region": self.region,
-            "blocks": [{"key": key.hex(), **span.to_json()} for key, span in self.blocks],
-        }
-
-    @classmethod
-    def from_json(cls, body: object) -> Self:
-        """Build from the form that `to_json` writes.
-
-        Raises:
-            BadRequest: a field is missing, unknown, of the wrong type or out of range.
-        """
-        given = Fields(body, "body")
-        given.refuse_others("region", "blocks")
-        blocks = []
-        for item in given.items("blocks"):
-            row = Fields(item, "block")
-            row.refuse_others("key", *SPAN_FIELDS)
-            blocks.append((row.key("key"), Span.of(row)))
-        return cls(given.text("region"), blocks)
+    blocks: Annotated[tuple[PlacedKey, ...], Range(0, MAX_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class Landed(Answer):
     """What was written to one part of a region; nothing for a miss."""
 
-    found: Found
-    nbytes: int = 0
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return self.found.to_json() | {"bytes": self.nbytes}
-
-    @classmethod
-    def from_json(cls, body: object) -> Self:
-        """Build from the form that `to_json` writes."""
-        return cls(Found.from_json(body), Fields(body, "block").integer("bytes", 0, MAX_OFFSET))
+    found: Annotated[Found, INLINE]
+    nbytes: Annotated[Offset, Name("bytes")] = 0
 
 
-def landed_to_json(landed: Iterable[Landed]) -> dict[str, object]:
-    """Return the answer to a `RegionGet`."""
-    return {"blocks": [one.to_json() for one in landed]}
+@dataclass(frozen=True, slots=True)
+class AllLanded(Answer):
+    """The answer to a `RegionGet`."""
 
-
-def landed_from_json(body: object) -> tuple[Landed, ...]:
-    """Read the answer to a `RegionGet`."""
-    return tuple(Landed.from_json(row) for row in Fields(body, "answer").items("blocks"))
+    blocks: tuple[Landed, ...]

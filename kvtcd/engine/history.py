@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
+from kvtcd.core.message import Answer
+from kvtcd.core.messages import Count
 from kvtcd.core.place import Place, Tier
 from kvtcd.engine.tally import Counts
 
@@ -15,15 +17,17 @@ SAMPLES = 360
 """That are kept: an hour."""
 
 
-class TierSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TierSample(Answer):
     """One tier: copies that can be read and their bytes, and blocks read from it since the start."""
 
-    blocks: int
-    bytes: int
-    hits: int
+    blocks: Count
+    bytes: Count
+    hits: Count
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sample(Answer):
     """All tenants at one moment.
 
     Attributes:
@@ -33,7 +37,7 @@ class Sample(NamedTuple):
     """
 
     uptime_s: float
-    misses: int
+    misses: Count
     tiers: dict[str, TierSample]
 
     @classmethod
@@ -41,10 +45,13 @@ class Sample(NamedTuple):
         """Return the sums over both forms of each tier."""
         return cls(uptime_s, counts.misses, {str(tier): _sums(counts, tier) for tier in tiers})
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        tiers = {name: tier._asdict() for name, tier in self.tiers.items()}
-        return {"uptime_s": self.uptime_s, "misses": self.misses, "tiers": tiers}
+
+@dataclass(frozen=True, slots=True)
+class Samples(Answer):
+    """The last samples, the oldest first, one every `every_s` seconds."""
+
+    every_s: float
+    samples: tuple[Sample, ...]
 
 
 class History:
@@ -61,9 +68,10 @@ class History:
         """Keep one more."""
         self._samples.append(sample)
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form, the oldest first."""
-        return {"every_s": EVERY_S, "samples": [sample.to_json() for sample in self._samples]}
+    @property
+    def samples(self) -> Samples:
+        """What was kept."""
+        return Samples(EVERY_S, tuple(self._samples))
 
 
 def _sums(counts: Counts, tier: Tier) -> TierSample:

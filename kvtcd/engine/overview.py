@@ -8,7 +8,7 @@ import time
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
 from kvtcd.engine.namespaces import Registry
-from kvtcd.engine.stats import Stats, TenantStats, TierStats, forms
+from kvtcd.engine.stats import Forms, NamespaceStats, Stats, TenantStats, TierStats
 from kvtcd.engine.tally import Counts, Tally
 
 
@@ -54,12 +54,15 @@ class Overview:
             moving=len(catalog.residents.transfers),
             demoting=catalog.room.descending,
             tiers={
-                tier: TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, forms(counts, tier))
+                str(tier): TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, Forms.of(counts, tier))
                 for tier, shelf in catalog.residents.shelves.items()
             },
             namespaces=len(self._registry.all()),
             misses=counts.misses,
-            own={ns.name: self._tally.of(ns.number) for ns in known.namespaces.values()} if known else {},
+            own={
+                ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)
+                for ns in (known.namespaces.values() if known else ())
+            },
         )
 
     def tenants(self) -> list[TenantStats]:
@@ -70,5 +73,5 @@ class Overview:
             counts = Counts()
             for namespace in tenant.namespaces.values():
                 counts.add(self._tally.of(namespace.number))
-            found.append(TenantStats(name, list(tenant.namespaces), counts, tiers))
+            found.append(TenantStats(name, tuple(tenant.namespaces), NamespaceStats.of(counts, tiers)))
         return found

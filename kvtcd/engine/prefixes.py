@@ -52,9 +52,9 @@ class Prefixes:
         named = [matcher.record_keys(keys) for matcher in matchers]
         self._note(namespace, named[0])
         if members is None:
-            return Matches(tuple(BlockMatch(key, 0, None) for key in keys))
+            return Matches.of(BlockMatch(key, 0, None) for key in keys)
         held = [matcher.by_keys(keys, names) for matcher, names in zip(matchers, named, strict=True)]
-        found = Matches(tuple(held_by_all(held)))
+        found = Matches.of(held_by_all(held))
         prefix = found.prefix
         self._count(namespace, prefix, salt)
         end = prefix[-1].key if prefix else None
@@ -71,9 +71,9 @@ class Prefixes:
             links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
             self._note(namespace, self._matcher(namespace, salt).record_keys([link.key for link in links]))
         found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
-        prefix = Matches(tuple(held_by_all(found))).prefix
+        prefix = Matches.of(held_by_all(found)).prefix
         self._count(namespace, prefix, salt)
-        return Matches(prefix)
+        return Matches.of(prefix)
 
     def _members(self, namespace: Namespace, *, all_ranks: bool) -> list[Namespace] | None:
         if not all_ranks:

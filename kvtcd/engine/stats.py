@@ -4,30 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
-from kvtcd.core.place import Place, Tier
+from kvtcd.core.message import INLINE, SPARSE, Answer
+from kvtcd.core.messages import Count
+from kvtcd.core.place import Form, Place, Tier
 from kvtcd.engine.tally import Counts, PlaceCounts
 
 
 @dataclass(frozen=True, slots=True)
-class TierStats:
-    """One tier; `used` are its bytes, those of copies that are filling or going included.
+class FormStats(Answer):
+    """Copies in one place; see `PlaceCounts`."""
 
-    `withheld` are those of its capacity that a device which is full does not hold.
-    """
+    blocks: Count
+    bytes: Count
+    raw_bytes: Count
+    hits: Count
+    promotions: Count
+    demotions: Count
+    dropped: dict[str, Count]
 
-    capacity: int
-    withheld: int
-    used: int
-    counts: dict[str, object]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"capacity": self.capacity, "withheld": self.withheld, "used": self.used, **self.counts}
+    @classmethod
+    def of(cls, counts: PlaceCounts) -> FormStats:
+        """Return what was counted."""
+        return cls(
+            counts.blocks, counts.bytes, counts.raw_bytes, counts.hits, counts.promotions, counts.demotions,
+            dict(sorted(counts.dropped.items())),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Forms(Answer):
+    """What was counted in a tier, for each form that its copies have."""
+
+    raw: Annotated[FormStats | None, SPARSE]
+    packed: Annotated[FormStats | None, SPARSE]
+
+    @classmethod
+    def of(cls, counts: Counts, tier: Tier) -> Forms:
+        """Return what was counted in one tier."""
+        found = {place.form: FormStats.of(counts.places[place]) for place in Place if place.tier is tier}
+        return cls(found.get(Form.RAW), found.get(Form.PACKED))
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats(Answer):
+    """One tier.
+
+    Attributes:
+        capacity: bytes that it may take.
+        withheld: those of them that a device which is full does not hold.
+        used: bytes taken, those of copies that are filling or going included.
+    """
+
+    capacity: Count
+    withheld: Count
+    used: Count
+    forms: Annotated[Forms, INLINE]
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceStats(Answer):
+    """What was counted for one namespace, or for some together."""
+
+    misses: Count
+    tiers: dict[str, Forms]
+
+    @classmethod
+    def of(cls, counts: Counts, tiers: Iterable[Tier]) -> NamespaceStats:
+        """Return what was counted in the tiers that the daemon has."""
+        return cls(counts.misses, {str(tier): Forms.of(counts, tier) for tier in tiers})
+
+
+@dataclass(frozen=True, slots=True)
+class Stats(Answer):
     """The daemon at one moment.
 
     Attributes:
@@ -45,76 +95,33 @@ class Stats:
 
     boot_id: str
     uptime_s: float
-    blocks: int
-    waiting: int
-    moving: int
-    demoting: int
+    blocks: Count
+    waiting: Count
+    moving: Count
+    demoting: Count
     tiers: dict[str, TierStats]
-    namespaces: int
-    misses: int
-    own: dict[str, Counts]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "boot_id": self.boot_id,
-            "uptime_s": self.uptime_s,
-            "blocks": self.blocks,
-            "waiting": self.waiting,
-            "moving": self.moving,
-            "demoting": self.demoting,
-            "tiers": {name: tier.to_json() for name, tier in self.tiers.items()},
-            "namespaces": self.namespaces,
-            "misses": self.misses,
-            "own": {
-                name: {"misses": counts.misses, "tiers": _tiers(counts, self.tiers)}
-                for name, counts in self.own.items()
-            },
-        }
+    namespaces: Count
+    misses: Count
+    own: dict[str, NamespaceStats]
 
 
 @dataclass(frozen=True, slots=True)
-class TenantStats:
+class TenantStats(Answer):
     """One tenant.
 
     Attributes:
-        name: who he is.
+        tenant: who he is.
         namespaces: their names.
-        counts: of these, all together.
-        tiers: that the daemon has.
+        stats: of these, all together.
     """
 
-    name: str
-    namespaces: list[str]
-    counts: Counts
-    tiers: list[Tier]
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "tenant": self.name,
-            "namespaces": self.namespaces,
-            "misses": self.counts.misses,
-            "tiers": _tiers(self.counts, self.tiers),
-        }
+    tenant: str
+    namespaces: tuple[str, ...]
+    stats: Annotated[NamespaceStats, INLINE]
 
 
-def _tiers(counts: Counts, tiers: Iterable[str]) -> dict[str, object]:
-    return {name: forms(counts, Tier(name)) for name in tiers}
+@dataclass(frozen=True, slots=True)
+class Tenants(Answer):
+    """What each tenant has and found."""
 
-
-def forms(counts: Counts, tier: Tier) -> dict[str, object]:
-    """Return what was counted in a tier, for each form that its copies have."""
-    return {str(place.form): _place(counts.places[place]) for place in Place if place.tier is tier}
-
-
-def _place(counts: PlaceCounts) -> dict[str, object]:
-    return {
-        "blocks": counts.blocks,
-        "bytes": counts.bytes,
-        "raw_bytes": counts.raw_bytes,
-        "hits": counts.hits,
-        "promotions": counts.promotions,
-        "demotions": counts.demotions,
-        "dropped": dict(sorted(counts.dropped.items())),
-    }
+    tenants: tuple[TenantStats, ...]

@@ -23,7 +23,6 @@ from kvtcd.api.listeners import bind
 from kvtcd.api.state import IN_FLIGHT, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
 from kvtcd.core.messages import Info
-from kvtcd.core.problem import KINDS
 
 pytestmark = pytest.mark.asyncio
 
@@ -45,14 +44,6 @@ async def test_these_are_all_the_routes_and_nobody_gets_past_any_without_a_tenan
             path = route.resource.canonical.format(ns="demo", key="ab", id="0" * 32, file="none.js")
             async with daemon.request(route.method, path) as answer:
                 assert answer.status == (200 if path == "/" else 401), "the page says nothing"
-
-
-async def test_all_kinds_of_errors_are_documented_with_their_status():
-    rows = documented(r"^\| (\d{3}(?:, \d{3})*) \| (`.*) \|$")
-    shown = {
-        (status, name) for text, names in rows for status in text.split(", ") for name in names.split("`")
-    }
-    assert {(str(kind.status), kind.type.removeprefix("urn:kvtcd:error:")) for kind in KINDS} <= shown
 
 
 async def test_info_probes_stats_and_metrics():

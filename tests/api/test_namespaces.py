@@ -90,7 +90,7 @@ async def test_names_that_are_none_are_not_found(name):
     [
         ({"weights": "xyz"}, "weights"),
         ({"block_tokens": 0}, "block_tokens"),
-        ({"tenant": "uid:0"}, "identity.tenant"),
+        ({"tenant": "uid:0"}, "tenant"),
         ({"rope": {"kind": "dynamic", "theta": "1.0", "rotary_dim": 2}}, "rope.kind"),
     ],
 )

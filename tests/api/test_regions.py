@@ -28,7 +28,19 @@ from kvtcd.core.errors import BadRequest, NotFound, TooLarge
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, Found
 from kvtcd.core.place import Tier
-from kvtcd.core.regions import HELLO, SEALS, Grant, Landed, Placed, RegionGet, RegionPut, Span, side_socket
+from kvtcd.core.regions import (
+    HELLO,
+    SEALS,
+    Grant,
+    Landed,
+    Placed,
+    PlacedHead,
+    PlacedKey,
+    RegionGet,
+    RegionPut,
+    Span,
+    side_socket,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,13 +109,13 @@ async def share(daemon: Daemon, nbytes: int = SIZE) -> Shared:
 
 
 async def put(daemon: Daemon, region: str, *blocks: tuple[BlockHead, Span], **headers: str):
-    body = RegionPut(region, blocks).to_json()
+    body = RegionPut(region, tuple(PlacedHead(*block) for block in blocks)).to_json()
     async with daemon.request("POST", f"{NS}/blocks:put", json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 
 
 async def get(daemon: Daemon, region: str, *blocks: tuple[EngineKey, Span], **headers: str):
-    body = RegionGet(region, blocks).to_json()
+    body = RegionGet(region, tuple(PlacedKey(*block) for block in blocks)).to_json()
     async with daemon.request("POST", f"{NS}/blocks:get", json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 

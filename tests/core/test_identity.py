@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtcd.core.errors import BadIdentity, UnsupportedRope
-from kvtcd.core.identity import Identity, Rope, RopeKind, differing, rope_from_json
+from kvtcd.core.identity import Identity, Rope, RopeKind, differing
 from kvtcd.core.layout import Dtype, kv_layout
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "identities-v1.json").read_text())
@@ -87,13 +87,13 @@ def _changed(path: str, value: object) -> dict:
         ("block_tokens", 0, "block_tokens"),
         ("block_tokens", True, "block_tokens"),
         ("block_tokens", 1 << 17, "block_tokens"),
-        ("surprise", 1, "identity.surprise"),
+        ("surprise", 1, "surprise"),
         ("layout.dtype", "int8", "layout.dtype"),
-        ("layout.layers", 0, "layers"),
-        ("layout.layers", 1 << 40, "layers"),
-        ("layout.streams", [], "streams"),
-        ("layout.streams.0.heads", 0, "streams.heads"),
-        ("layout.streams.0.name", "k k", "streams.name"),
+        ("layout.layers", 0, "layout.layers"),
+        ("layout.layers", 1 << 40, "layout.layers"),
+        ("layout.streams", [], "layout.streams"),
+        ("layout.streams.0.heads", 0, "layout.streams.heads"),
+        ("layout.streams.0.name", "k k", "layout.streams.name"),
         ("layout.streams.0.name", "v", "streams"),
         ("layout.streams.0.rope", 2, "layout.streams.rope"),
         ("rope.theta", 10000, "rope.theta"),
@@ -119,7 +119,7 @@ def test_a_wrong_identity_names_its_field(path, value, field) -> None:
 @pytest.mark.parametrize("kind", ["longrope", "dynamic", "mrope", ""])
 def test_a_rope_that_cannot_be_undone_is_refused(kind: str) -> None:
     with pytest.raises(UnsupportedRope, match="stored losslessly"):
-        rope_from_json({"kind": kind, "theta": "1.0", "rotary_dim": 8})
+        Rope.from_json({"kind": kind, "theta": "1.0", "rotary_dim": 8})
 
 
 def test_an_identity_without_rotated_streams_needs_no_rope() -> None:

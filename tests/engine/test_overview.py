@@ -48,7 +48,7 @@ def test_a_history_forgets_the_oldest_and_sums_both_forms():
         counts.places[place].blocks, counts.places[place].bytes, counts.places[place].hits = n, 2 * n, 3 * n
     for second in range(5):
         history.add(Sample.of(float(second), counts, [Tier.HOST, Tier.DISK]))
-    body = history.to_json()
+    body = history.samples.to_json()
     assert [sample["uptime_s"] for sample in body["samples"]] == [2.0, 3.0, 4.0]
     assert body["samples"][0] == {
         "uptime_s": 2.0,
@@ -71,13 +71,13 @@ async def test_samples_are_taken_while_the_daemon_runs_and_show_what_happened(tm
         assert not await read(service, ns, 9)
 
         def last() -> dict:
-            return service.overview.history.to_json()["samples"][-1]
+            return service.overview.history.samples.to_json()["samples"][-1]
 
         await until(lambda: last()["misses"])
         sample = last()
         assert sample["tiers"]["host"] == {"blocks": 2, "bytes": 2 * BLOCK_BYTES, "hits": 1}
         assert sample["tiers"]["disk"] == {"blocks": 0, "bytes": 0, "hits": 0}
-        times = [each["uptime_s"] for each in service.overview.history.to_json()["samples"]]
+        times = [each["uptime_s"] for each in service.overview.history.samples.to_json()["samples"]]
         assert times == sorted(times)
 
 

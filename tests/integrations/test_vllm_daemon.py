@@ -74,7 +74,7 @@ class Scripted:
     def match(self, name, keys, salt, deadline):  # noqa: ARG002 - as the client's
         self._called("match")
         tiers = {k: Tier.DISK if k in self.on_disk else Tier.HOST for k in self.blocks}
-        return Matches(tuple(BlockMatch(k, 2, tiers.get(k)) for k in keys))
+        return Matches.of(BlockMatch(k, 2, tiers.get(k)) for k in keys)
 
     def prefetch(self, name, keys, *, wait, salt, deadline):  # noqa: ARG002 - as the client's
         self._called("prefetch", list(keys))
