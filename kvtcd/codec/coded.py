@@ -73,8 +73,9 @@ class Coder(RunDecoder):
         for index, view in enumerate(block):
             plan = self._plan(index, ratio)
             rotation = self._rotation(index, first_token + start, count, inverse=True)
-            coefficients = self._transforms[index].forward(
-                view[:, start : start + count], rotation, plan.rank
+            transform = self._transforms[index]
+            coefficients = transform.forward(
+                transform.centred(view[:, start : start + count], rotation), plan.rank
             )
             if plan.groups and (reason := _obstacle(coefficients)):
                 return reason

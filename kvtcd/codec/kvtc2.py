@@ -5,8 +5,9 @@ to matter and for the most recent ones (`weighted`, `stepped`). The first tokens
 exactly.
 
 **Guard.** Every block's own weighted error is known once it is coded. Above `bound` the block is coded again
-at half the step, and again; still above, or if it cannot be coded, it is stored losslessly. The result says
-so. This bounds the weighted error, not the divergence.
+at half the step, and again; still above, or if it cannot be coded, it is stored losslessly. So is a block in
+which a layer or head is not spread as calibration saw it (`usual`). The result says so. This bounds the
+weighted error, not the divergence.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Kvtc2(Encoder):
         rope: of the rotated streams; None when there are none.
         profile: made for this model, with a weighted basis; the caller has checked that.
         step: of the quantiser, in square roots of two nats.
-        bound: on the mean weighted error of a block's tokens but the most recent, nats; None: no guard.
+        bound: on the mean weighted error of a block's tokens but the most recent, nats; None: no guard
+            at all.
         sinks: first positions of a sequence that stay exact.
         window: last tokens of a sequence that are coded finer.
         device: where raw blocks lie and the products run.
@@ -122,6 +124,8 @@ class Kvtc2(Encoder):
             run = self._coder.analyze(block, span, step, first_token=first_token, scratch=scratch)
             if not isinstance(run, Run):
                 return run
+            if self._bound is not None and not run.usual:
+                return Reason.UNUSUAL
             if self._bound is not None and float(run.error.mean()) > self._bound:
                 return None
             sections += run.sections

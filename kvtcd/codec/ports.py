@@ -38,6 +38,8 @@ class Reason(StrEnum):
     """Not losslessly: its error was above the bound, and a finer step brought it below."""
     ERROR = "error"
     """Its error was above the bound at every step."""
+    UNUSUAL = "unusual"
+    """A layer or head is not spread as calibration saw it: perhaps a fault in the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from kvtcd.codec.sections import Part, Plain, Scratch, plain
 from kvtcd.codec.stages import stage
 from kvtcd.codec.transform import extremes, product_dtype
 from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
+from kvtcd.codec.usual import Usual
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
@@ -50,13 +51,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A coded run: its sections, and the weighted error of each token, float32 ``[T]``.
+    """A coded run.
 
-    Half of the squared error in the weighted space, times what the token's class says of its sensitivity.
+    Attributes:
+        sections: of the blob.
+        error: the weighted error of each token, float32 ``[T]``: half of the squared error in the weighted
+            space, times what the token's class says of its sensitivity.
+        usual: whether every layer and head is spread as calibration saw it (`usual`).
     """
 
     sections: list[Plain]
     error: Tensor
+    usual: bool
 
 
 class Stepped(RunDecoder):
@@ -90,6 +96,7 @@ class Stepped(RunDecoder):
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
         self._further = lru_cache(maxsize=16)(self._make_further)
+        self._usual = lru_cache(self._make_usual)
 
     def analyze(
         self, block: Sequence[Tensor], span: Span, step: float, *, first_token: int, scratch: Scratch
@@ -101,15 +108,15 @@ class Stepped(RunDecoder):
         """
         own = MIDDLE + span.finer
         products: list[Tensor] = []
+        usual = True
         widths = [self._widths(index, class_step(step, own)) for index in range(len(block))]
         for index, view in enumerate(block):
             rotation = self._rotation(index, first_token + span.start, span.count, inverse=True)
-            rank = widths[index].rank
-            products.append(
-                self._transforms[index].forward(
-                    view[:, span.start : span.start + span.count], rotation, rank, self._further(index, rank)
-                )
-            )
+            rank, transform = widths[index].rank, self._transforms[index]
+            centred = transform.centred(view[:, span.start : span.start + span.count], rotation)
+            products.append(transform.forward(centred, rank, self._further(index, rank)))
+            with stage("classify"):
+                usual &= self._usual(index).holds(centred)
         with stage("classify"):
             if not all(math.isfinite(bound) for product in products for bound in extremes(product)):
                 return Reason.NOT_FINITE
@@ -131,7 +138,7 @@ class Stepped(RunDecoder):
                 sections += self._symbols(
                     index, rounded, classes[index], widths=widths[index], span=span, scratch=scratch
                 )
-        return Run(sections, error)
+        return Run(sections, error, usual)
 
     def _check_header(self, header: Header) -> None:
         if header.basis is not BasisId.WEIGHTED or header.plan:
@@ -185,6 +192,9 @@ class Stepped(RunDecoder):
         """What is multiplied with features besides the basis: what tells classes, and the sketch."""
         own = self._streams[index]
         return torch.cat((own.tokens, own.sketch(rank))).to(self._device, product_dtype(self._device))
+
+    def _make_usual(self, index: int) -> Usual:
+        return Usual.of(self._streams[index], self._device)
 
     def _sizes(self, found: Mapping[Part, Section], header: Header, count: int) -> dict[Part, int]:
         sizes: dict[Part, int] = {}

@@ -301,6 +301,16 @@ def test_foreign_values_are_caught_although_the_basis_cannot_see_them(plain):
     assert encoded.reason in {Reason.FINER, Reason.ERROR, Reason.RANGE}
 
 
+def test_a_block_with_a_broken_head_is_stored_losslessly_whatever_its_error(plain):
+    raw = WORLD.block(TOKENS, seed=15, first_token=64)
+    views(raw, WORLD.layout, TOKENS)[1][2, :, 0].mul_(8)
+    encoded = encode(WORLD, plain, raw, first_token=64, bound=1e9)
+    assert (encoded.codec, encoded.reason) == (CodecId.LOSSLESS, Reason.UNUSUAL)
+    assert torch.equal(decode(WORLD, plain, encoded.blob), raw)
+    unguarded = encode(WORLD, plain, raw, first_token=64, bound=None)
+    assert (unguarded.codec, unguarded.reason) == (CodecId.KVTC2, None)
+
+
 def without(kind, part=None):
     return lambda runs: [r for r in runs if not (r.kind is kind and (part is None or r.part == part))]
 
