@@ -44,7 +44,10 @@ def _humaneval(order: Order) -> list[Item]:
     items = []
     for n in order.spread(rows):
         stored, _, last = rows[n]["prompt"].rstrip("\n").rpartition("\n")
-        turns = Turn(f"{before}\n\n{stored}"), Turn(f"\n{last}\n", rows[n]["canonical_solution"])
+        body = rows[n]["canonical_solution"]
+        # Tokens of code hold the space before a word, not the rest of an indentation: cut there.
+        indent = max(0, len(body) - len(body.lstrip(" ")) - 1)
+        turns = Turn(f"{before}\n\n{stored}"), Turn(f"\n{last}\n{body[:indent]}", body[indent:])
         items.append(Item(turns))
     return items
 
