@@ -39,12 +39,16 @@ class Address:
             return cls(address)
         url = urlsplit(address)
         known, rest = url.scheme in {"http", "https"}, url.path.strip("/") or url.query
-        if not known or not url.hostname or url.port is None or rest:
+        try:
+            port = url.port
+        except ValueError:  # no number, or none of a port
+            port = None
+        if not known or not url.hostname or port is None or rest:
             raise BadRequest(
                 "address", f"{address!r} is neither the path of a socket nor http(s)://host:port"
             )
         tls = _trusting(ca or os.environ.get("KVTCD_CA")) if url.scheme == "https" else None
-        return cls(None, url.hostname, url.port, token or os.environ.get("KVTCD_TOKEN"), tls)
+        return cls(None, url.hostname, port, token or os.environ.get("KVTCD_TOKEN"), tls)
 
     def headers(self) -> dict[str, str]:
         """Return what every request has to say of its sender."""

@@ -563,7 +563,7 @@ async def test_the_default_socket_is_that_of_the_environment(monkeypatch):
     assert str(Client().address) == "/somewhere/else.sock"
     monkeypatch.delenv("KVTCD_SOCKET")
     assert str(Client().address) == "/run/kvtcd/kvtcd.sock"
-    for bad in ("https://host:1", "http://host", "http://host:1/path", "ftp://host:2"):
+    for bad in ("https://host", "http://host", "http://host:1/path", "ftp://host:2", "http://host:65536"):
         with pytest.raises(errors.BadRequest):
             Client(bad)
 
