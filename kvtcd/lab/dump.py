@@ -27,7 +27,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
 from kvtcd.codec.rope import Rotation
 from kvtcd.core.errors import BadField, BadIdentity, ConfigError
-from kvtcd.core.identity import Rope, rope_from_json
+from kvtcd.core.identity import Rope
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models, texts
 from kvtcd.lab.capture import prefill
@@ -132,7 +132,7 @@ def load(path: Path) -> Dump:
             while f"{len(documents)}.k" in names:
                 parts = [f"{len(documents)}.{part}" for part in "kvq"]
                 documents.append(Document(*(file.get_tensor(name) for name in parts if name in names)))
-        rope = None if about["rope"] is None else rope_from_json(about["rope"])
+        rope = None if about["rope"] is None else Rope.from_json(about["rope"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, BadField, BadIdentity) as fault:
         raise ConfigError(path, "", f"is no dump of caches: {fault}") from None
     for number, document in enumerate(documents):
