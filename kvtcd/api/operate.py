@@ -7,7 +7,7 @@ from aiohttp import web
 from kvtcd import __version__
 from kvtcd.api.bodies import json_response
 from kvtcd.api.route import Body, reply, route
-from kvtcd.api.state import SCOPES, SERVICE, TENANT
+from kvtcd.api.state import SCOPES, SERVICE, TENANT, TLS
 from kvtcd.core.access import Scope
 from kvtcd.core.messages import API_VERSION, Alive, Info, Ready, Welcome
 from kvtcd.engine.history import Samples
@@ -61,7 +61,9 @@ async def ready(request: web.Request) -> web.Response:
 @route("GET", "/metrics", replies={200: reply("Sums of the daemon.", _METRICS)}, scope=Scope.METRICS)
 async def metrics(request: web.Request) -> web.Response:
     """Show figures for Prometheus."""
+    service, tls = request.app[SERVICE], request.app[TLS]
+    service.metrics.certificate_ends.set(tls.ends.timestamp() if tls else 0)
     return web.Response(
-        body=request.app[SERVICE].metrics_text(),
+        body=service.metrics_text(),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )

@@ -77,6 +77,11 @@ class Tls:
             ends = "has ended" if left < timedelta(0) else f"ends within {left.days + 1} days"
             _log.warning("the certificate %s %s, on %s", self._certificate, ends, found.ends)
 
+    @property
+    def ends(self) -> datetime:
+        """When the certificate is no longer valid."""
+        return self._current.ends
+
     def speaks_for(self, host: str, port: int) -> bool:
         """Tell whether the certificate is for what a request names as its ``Host``."""
         name = host.removesuffix(f":{port}").lower()

@@ -57,6 +57,11 @@ class Metrics:
         )
         self.recorded = self._counter("recorded_lines", "Lines of the recording that were written")
         self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
+        self.certificate_ends = Gauge(
+            "kvtcd_certificate_ends_seconds",
+            "Unix time at which the certificate of TCP ends, 0 without TLS",
+            registry=self.registry,
+        )
         self.leases = Gauge("kvtcd_leases", "Leases that are held", registry=self.registry)
         self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
         self.regions = Gauge(

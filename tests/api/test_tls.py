@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -180,6 +181,28 @@ async def test_a_renewed_certificate_holds_for_new_connections_and_old_ones_go_o
             await old.info()
         await old.close()
         await new.close()
+
+
+@pytest.mark.asyncio
+async def test_metrics_tell_when_the_certificate_ends(authority) -> None:
+    async with by_tls(authority, "localhost") as (tls, port):
+        await asyncio.to_thread(authority.issue, "localhost", days=20)
+        await asyncio.to_thread(lambda: tls.take(tls.read()))
+        async with AsyncClient(
+            f"https://localhost:{port}", token=SECRETS["watcher"], ca=authority.root
+        ) as client:
+            (line,) = [
+                line
+                for line in await metrics_of(client)
+                if line.startswith("kvtcd_certificate_ends_seconds ")
+            ]
+    assert abs(float(line.split()[1]) - time.time() - 20 * 86400) < 3600
+
+
+async def metrics_of(client: AsyncClient) -> list[str]:
+    url = f"{client.address}/metrics"
+    async with client._connected().get(url, headers=client.address.headers()) as answer:
+        return (await answer.text()).splitlines()
 
 
 def test_a_wrong_certificate_changes_nothing(authority) -> None:
