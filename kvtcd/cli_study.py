@@ -49,3 +49,37 @@ def ablate(
         plot=plot,
     ):
         raise typer.Exit(1)
+
+
+@app.command()
+def validate(
+    profile: Annotated[Path, typer.Argument(help="A profile.")],
+    *,
+    dump: Annotated[
+        Path | None, typer.Option(help="Caches that it was not made from (`kvtcd eval dump`).")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead: alias or folder of its model, which reads --text.")
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="A text or JSONL file it was not made from, several allowed.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=133, help="Tokens of a document.")] = 1024,
+    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 4,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw energy and tails into this PNG or SVG.")] = None,
+) -> None:
+    """Say for each stream whether the basis of a profile is safe, `tq` better, or more tokens are needed.
+
+    Ends with 1 if a basis is not safe.
+    """
+    from kvtcd.lab.validation import command as lab  # noqa: PLC0415 - torch
+
+    if not lab.command(
+        profile, dump=dump, model=model, files=text or [], context=context, per_file=windows, threads=threads,
+        json=json, plot=plot,
+    ):  # fmt: skip
+        raise typer.Exit(1)

@@ -78,17 +78,28 @@ def command(
     console = Console()
     with Progress(console=console) as progress:
         loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
-        documents = cut(loaded, texts.read(files), context, queries, per_file)
-        caches = []
-        with Phases(progress).bar(
-            f"{loaded.folder.name} reads {len(documents)} documents", len(documents)
-        ) as advance:
-            for number, document in enumerate(documents):
-                caches.append(read(loaded, document.tokens, context))
-                advance(number + 1)
-    write(out, Dump(loaded.folder.name, identity.rope, tuple(caches)))
-    console.print(f"{out}: {len(caches)} documents of {context:,} tokens, {out.stat().st_size / 1e6:.0f} MB")
+        found = gather(loaded, files, context, queries, per_file, phases=Phases(progress))
+    write(out, found)
+    size = out.stat().st_size / 1e6
+    console.print(f"{out}: {len(found.documents)} documents of {context:,} tokens, {size:.0f} MB")
+
+
+def gather(
+    loaded: LoadedModel, files: Sequence[Path], context: int, queries: int, per_file: int, *, phases: Phases
+) -> Dump:
+    """Let a model read documents of texts.
+
+    Raises:
+        ConfigError: a text is too short.
+        UnsupportedCache, UnsupportedRope: its cache cannot be stored by prefix.
+    """
+    documents = cut(loaded, texts.read(files), context, queries, per_file)
+    caches = []
+    with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
+        for number, document in enumerate(documents):
+            caches.append(read(loaded, document.tokens, context))
+            advance(number + 1)
+    return Dump(loaded.folder.name, models.identity(loaded).rope, tuple(caches))
 
 
 def read(loaded: LoadedModel, tokens: Sequence[int], context: int) -> Document:

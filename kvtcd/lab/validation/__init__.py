@@ -1,0 +1,1 @@
+"""Whether a profile may be trusted on caches it has not seen."""
