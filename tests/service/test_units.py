@@ -123,7 +123,7 @@ def test_the_units_fit_the_defaults_of_the_daemon() -> None:
 def test_the_user_of_the_units_is_the_one_that_sysusers_makes(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     command = ["systemd-sysusers", f"--root={tmp_path}", "--dry-run", str(UNITS / "sysusers.conf")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     if "unrecognized option" in done.stderr:
         pytest.skip("its systemd knows no --dry-run")
     assert done.returncode == 0, done.stderr
