@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
@@ -44,6 +45,8 @@ LINGER_S = 2.0
 CUT_S = 0.5
 """How long a request that outlasted the drain gets to notice that it is cancelled."""
 READ_BUFFER = 1 << 20
+SILENT = 1024
+"""Newcomers that a connection may see before it asks for something."""
 
 ROUTES = (
     page.index,
@@ -165,6 +168,34 @@ class Runner(web.AppRunner):
         await super().cleanup()
 
 
+class Site(web.SockSite):
+    """A listening socket on which nobody can be silent for long while others come.
+
+    aiohttp closes a connection that asks for nothing after `KEEPALIVE_S`; until then enough of them would
+    take every descriptor. Here one goes that has asked for nothing when `SILENT` others have come after it.
+    """
+
+    async def start(self) -> None:
+        """Listen."""
+        await web.BaseSite.start(self)
+        self._newest: deque[web.RequestHandler] = deque()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._let_in, sock=self._sock, ssl=self._ssl_context, backlog=self._backlog
+        )
+
+    def _let_in(self) -> web.RequestHandler:
+        runner = self._runner
+        assert isinstance(runner, Runner), "see `start`"
+        assert runner.server is not None, "it was set up"
+        newcomer = runner.server()
+        self._newest.append(newcomer)
+        if len(self._newest) > SILENT:
+            oldest = self._newest.popleft().transport
+            if oldest is not None and not runner.app[TRAFFIC].has_asked(oldest):
+                oldest.abort()
+        return newcomer
+
+
 async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:
     """Serve an application until `Runner.cleanup`, which closes the listeners and removes what they bound."""
 
@@ -180,7 +211,7 @@ async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:
             runner.side_sockets.append(SideSocket(listener.socket, app[REGIONS], app[PEER], app[LIMITS]))
         else:
             tls = app[TLS] if listener.socket.family != socket.AF_UNIX else None
-            await web.SockSite(runner, listener.socket, ssl_context=tls.context if tls else None).start()
+            await Site(runner, listener.socket, ssl_context=tls.context if tls else None).start()
     return runner
 
 

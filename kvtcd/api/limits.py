@@ -127,6 +127,10 @@ class Traffic:
         self._connections.add(transport)
         return True
 
+    def has_asked(self, connection: asyncio.Transport) -> bool:
+        """Tell whether a connection has sent a request, and was admitted."""
+        return connection in self._connections
+
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Count a request while it is handled."""
