@@ -1,4 +1,4 @@
-# Six verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
+# Seven verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .cache/peers
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Two matrix-product threads on a busy two-core machine spin on each other.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-peers check soak serve
+.PHONY: demo test test-peers check soak fuzz serve
 
 # The whole way on a real model: read, store, restart, fetch, answer.
 demo: $(VENV)/.installed
@@ -37,6 +37,10 @@ check: $(VENV)/.installed
 # Mixed traffic for three quarters of an hour: does anything grow, leak or differ? MINUTES is how long.
 soak: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES))
+
+# The nightly preset: 50,000 requests made up from the OpenAPI document, and formats with 5,000 examples a test; random.
+fuzz: $(VENV)/.installed
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest tests/api/test_schema.py tests/core
 
 # A daemon with the configuration of ./config.toml, or the example's defaults under ./.cache.
 serve: $(VENV)/.installed
