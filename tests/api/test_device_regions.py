@@ -20,7 +20,7 @@ from kvtcd.api.state import REGIONS
 from kvtcd.core.access import Caller, Scope
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
-from kvtcd.core.regions import HELLO, RegionGet, RegionPut, Span, side_socket
+from kvtcd.core.regions import HELLO, PlacedHead, PlacedKey, RegionGet, RegionPut, Span, side_socket
 from kvtcd.cuda.exports import Exported
 from kvtcd.cuda.imports import Imports
 
@@ -119,13 +119,13 @@ def span(place: int, length: int = BLOCK_BYTES) -> Span:
 
 
 async def put(daemon: Daemon, region: str, *blocks: tuple[BlockHead, Span], **headers: str):
-    body = RegionPut(region, blocks).to_json()
+    body = RegionPut(region, tuple(PlacedHead(*block) for block in blocks)).to_json()
     async with daemon.request("POST", f"{NS}/blocks:put", json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 
 
 async def get(daemon: Daemon, region: str, *blocks: tuple[EngineKey, Span], **headers: str):
-    body = RegionGet(region, blocks).to_json()
+    body = RegionGet(region, tuple(PlacedKey(*block) for block in blocks)).to_json()
     async with daemon.request("POST", f"{NS}/blocks:get", json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 

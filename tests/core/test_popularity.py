@@ -53,6 +53,13 @@ def test_a_salt_is_shown_where_there_is_one():
     popularity.found(key(1), b"", 2)
     popularity.found(key(1), b"\xff", 3)
     popularity.found(key(1), b"\xff", 1)
-    salted, plain = (each.to_json() for each in popularity.most(2))
-    assert plain == {"key": "01" * 32, "matches": 1, "over": 0, "blocks": 2}
-    assert salted == {"key": "01" * 32, "salt": "_w==", "matches": 2, "over": 0, "blocks": 3}
+    salted, plain = (each.info("n").to_json() for each in popularity.most(2))
+    assert plain == {"namespace": "n", "key": "01" * 32, "matches": 1, "over": 0, "blocks": 2}
+    assert salted == {
+        "namespace": "n",
+        "key": "01" * 32,
+        "salt": "_w==",
+        "matches": 2,
+        "over": 0,
+        "blocks": 3,
+    }
