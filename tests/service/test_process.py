@@ -214,6 +214,7 @@ def test_during_a_stop_what_has_begun_ends_and_what_is_new_is_told_to_come_again
 
 STUCK = """
 import os, time
+from dataclasses import replace
 from pathlib import Path
 from kvtcd.api import app, operate
 from kvtcd.engine import pulse
@@ -226,8 +227,10 @@ def stand_still(name):
         time.sleep(0.02)
 async def blocks_the_loop(request):
     stand_still("loop")
-    return await operate.info(request)
-app._ROUTES = tuple((m, p, blocks_the_loop if p == "/v1" else h) for m, p, h in app._ROUTES)
+    return await operate.info.handler(request)
+blocks_the_loop.__doc__ = operate.info.handler.__doc__
+slow = replace(operate.info, handler=blocks_the_loop)
+app.ROUTES = tuple(slow if route is operate.info else route for route in app.ROUTES)
 write = Environment.write
 def slowly(self, puts, drops):
     stand_still("disk")
