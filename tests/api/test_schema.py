@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
+from support.ports import free_port
 from support.toy import BLOCK_BYTES, IDENTITY
 
 from kvtcd import config
@@ -61,8 +61,7 @@ def site() -> Iterator[tuple[str, str]]:
             f"[[token]]\nsha256 = '{digest(token.encode()).hex()}'\ntenant = 'a'\n"
             f"scopes = {[str(scope) for scope in Scope]}\n"
         )
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         daemon = Daemon(
             folder, host=256 * BLOCK_BYTES, disk=64 << 20, profiles=folder / "profiles",
             tcp=config.daemon.Tcp(listen=f"127.0.0.1:{port}", tokens=folder / "tokens.toml"),
