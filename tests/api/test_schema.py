@@ -41,10 +41,12 @@ OPERATIONS = {found.ok().definition.raw["operationId"]: found.ok() for found in 
 CHECKED = [
     CHECKS.get_one(name)
     for name in (
-        "not_a_server_error", "status_code_conformance", "content_type_conformance",
-        "response_headers_conformance", "response_schema_conformance", "negative_data_rejection",
+        "status_code_conformance", "content_type_conformance", "response_headers_conformance",
+        "response_schema_conformance", "negative_data_rejection",
     )
 ]  # fmt: skip
+PROMISED = {503, 504}
+"""Busy, and a deadline that has passed, which may be a millisecond from now: both say nothing of a fault."""
 COMMON = settings(
     max_examples=CASES, derandomize=not NIGHTLY, database=None, deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -100,10 +102,11 @@ def test_answers_are_as_the_document_says(name, mode, site):
         @COMMON
         @given(case=strategy)
         def send(case):
-            case.call_and_validate(
+            answer = case.call_and_validate(
                 base_url=address, session=session, headers={"Authorization": f"Bearer {token}"},
                 checks=CHECKED, timeout=60,
             )  # fmt: skip
+            assert answer.status_code < 500 or answer.status_code in PROMISED
 
         send()
 
