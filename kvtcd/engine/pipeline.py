@@ -72,9 +72,7 @@ class Pipeline(Generic[S]):
         if not self._observers:
             return None
 
-        context = (
-            copy_context()
-        )  # of who moves the block: the stage ends on a thread that knows nothing of it
+        context = copy_context()  # of who moves the block, of which the thread where it ends knows nothing
 
         def tell(begin: float, end: float) -> None:
             span = Span(self.name, stage, block, threading.current_thread().name, begin, end)

@@ -24,7 +24,7 @@ differs between layers behind the normalisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import cast
@@ -108,6 +108,18 @@ def feed_back(
     return torch.einsum("hgts,hgtd->shd", to_logits, queries), by_values
 
 
+@contextmanager
+def attending(model: PreTrainedModel, attend: Callable[..., tuple[Tensor, None]]) -> Iterator[None]:
+    """Let a model attend by a function of ours, and as before in the end."""
+    before = model.config._attn_implementation  # noqa: SLF001 - it has no other name
+    AttentionInterface.register(_NAME, attend)
+    try:
+        model.set_attn_implementation(_NAME)
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 class _Recorder:
     """The attention function of a model while it is looked at.
 
@@ -132,13 +144,10 @@ class _Recorder:
             layer.register_forward_pre_hook(partial(self._enter, index), with_kwargs=True)
             for index, layer in _layers(model).items()
         ]
-        before = model.config._attn_implementation  # noqa: SLF001 - it has no other name
-        AttentionInterface.register(_NAME, self)
         try:
-            model.set_attn_implementation(_NAME)
-            yield
+            with attending(model, self):
+                yield
         finally:
-            model.set_attn_implementation(before)
             for hook in hooks:
                 hook.remove()
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,20 +22,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Module
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from kvtcd.codec.rope import Rotation
 from kvtcd.core.errors import BadField, BadIdentity, ConfigError
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models, texts
+from kvtcd.lab.attention import attending
 from kvtcd.lab.capture import prefill
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.rd import cut
 
 _METADATA = "kvtcd"
-_NAME = "kvtcd-dump"
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +159,7 @@ def _queries(model: PreTrainedModel, cache: DynamicCache, continuation: Sequence
     """Return the queries of tokens behind a cache, ``[Q, L, Hq, D]``."""
     seen = _Seen()
     longer = DynamicCache([(keys, values) for keys, values, *_ in cache])
-    with seen.attached(model), torch.no_grad():
+    with attending(model, seen), torch.no_grad():
         model(torch.tensor([continuation], device=model.device), cache=longer, logits_to_keep=1)
     return torch.stack([seen.found[layer] for layer in sorted(seen.found)], dim=1)
 
@@ -174,17 +173,6 @@ class _Seen:
     """
 
     found: dict[int, Tensor] = field(default_factory=dict)
-
-    @contextmanager
-    def attached(self, model: PreTrainedModel) -> Iterator[None]:
-        """Let the model attend by this."""
-        before = model.config._attn_implementation  # noqa: SLF001 - it has no other name
-        AttentionInterface.register(_NAME, self)
-        try:
-            model.set_attn_implementation(_NAME)
-            yield
-        finally:
-            model.set_attn_implementation(before)
 
     def __call__(
         self, module: Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **told: object

@@ -13,14 +13,14 @@ import pytest
 from support.fake_driver import BAD_HANDLE, ILLEGAL, Machine, Process
 from support.http import NS, TENANT_HEADER, Daemon, running, until
 from support.patience import PATIENCE_S
+from support.placed import get, key, put, span
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
 from kvtcd.api.state import REGIONS
 from kvtcd.core.access import Caller, Scope
-from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
-from kvtcd.core.regions import HELLO, PlacedHead, PlacedKey, RegionGet, RegionPut, Span, side_socket
+from kvtcd.core.regions import HELLO, side_socket
 from kvtcd.cuda.exports import Exported
 from kvtcd.cuda.imports import Imports
 
@@ -106,28 +106,8 @@ class Engine:
         stream.run()
 
 
-def key(number: int) -> EngineKey:
-    return EngineKey(number.to_bytes(8, "big"))
-
-
 def head(number: int) -> BlockHead:
     return BlockHead(key(number), BLOCK_TOKENS, 0)
-
-
-def span(place: int, length: int = BLOCK_BYTES) -> Span:
-    return Span(place * BLOCK_BYTES, length)
-
-
-async def put(daemon: Daemon, region: str, *blocks: tuple[BlockHead, Span], **headers: str):
-    body = RegionPut(region, tuple(PlacedHead(*block) for block in blocks)).to_json()
-    async with daemon.request("POST", f"{NS}/blocks:put", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
-async def get(daemon: Daemon, region: str, *blocks: tuple[EngineKey, Span], **headers: str):
-    body = RegionGet(region, tuple(PlacedKey(*block) for block in blocks)).to_json()
-    async with daemon.request("POST", f"{NS}/blocks:get", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
 
 
 def gauge(daemon: Daemon, name: str, **labels: str) -> float:

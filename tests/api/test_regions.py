@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import pytest
 from support.http import NS, TENANT_HEADER, Daemon, running, until
 from support.patience import PATIENCE_S
+from support.placed import get, key, put, span
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
 from kvtcd.api.region import HostRegion
 from kvtcd.api.state import REGIONS
 from kvtcd.core.errors import BadRequest, NotFound, TooLarge
-from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead, Found
 from kvtcd.core.place import Tier
 from kvtcd.core.regions import (
@@ -34,10 +34,6 @@ from kvtcd.core.regions import (
     Grant,
     Landed,
     Placed,
-    PlacedHead,
-    PlacedKey,
-    RegionGet,
-    RegionPut,
     Span,
     side_socket,
 )
@@ -50,16 +46,8 @@ SIZE = 8 * BLOCK_BYTES
 OCTETS = {"Content-Type": "application/octet-stream"}
 
 
-def key(number: int) -> EngineKey:
-    return EngineKey(number.to_bytes(8, "big"))
-
-
 def head(number: int) -> BlockHead:
     return BlockHead(key(number), BLOCK_TOKENS, number * BLOCK_TOKENS, key(number - 1) if number else None)
-
-
-def span(number: int, length: int = BLOCK_BYTES) -> Span:
-    return Span(number * BLOCK_BYTES, length)
 
 
 def memfd(nbytes: int = SIZE, seals: int = SEALS) -> int:
@@ -106,18 +94,6 @@ def closing(*sockets: socket.socket) -> Iterator[None]:
 
 async def share(daemon: Daemon, nbytes: int = SIZE) -> Shared:
     return await asyncio.to_thread(Shared, daemon, nbytes)
-
-
-async def put(daemon: Daemon, region: str, *blocks: tuple[BlockHead, Span], **headers: str):
-    body = RegionPut(region, tuple(PlacedHead(*block) for block in blocks)).to_json()
-    async with daemon.request("POST", f"{NS}/blocks:put", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
-async def get(daemon: Daemon, region: str, *blocks: tuple[EngineKey, Span], **headers: str):
-    body = RegionGet(region, tuple(PlacedKey(*block) for block in blocks)).to_json()
-    async with daemon.request("POST", f"{NS}/blocks:get", json=body, headers=headers) as answer:
-        return answer.status, await answer.json()
 
 
 async def test_blocks_go_in_and_out_of_a_region():
