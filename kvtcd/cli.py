@@ -245,7 +245,7 @@ def demo(
     codec: Annotated[
         str,
         typer.Option(help="kvtc2 or kvtc with a ratio, kvtc2 with a divergence (below 1), or lossless."),
-    ] = "kvtc2:32",
+    ] = "kvtc2:16",
     threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
     json: JsonOption = None,
 ) -> None:

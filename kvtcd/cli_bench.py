@@ -118,7 +118,7 @@ def ttft(
     ] = None,
     codec: Annotated[
         str, typer.Option(help="kvtc2 or kvtc with a ratio, or another codec that a policy takes.")
-    ] = "kvtc2:32",
+    ] = "kvtc2:16",
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
     json: JsonOption = None,

@@ -227,7 +227,7 @@ def test_sizes_are_shown_as_they_are_read(nbytes: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
-        ("", CodecChoice("kvtc2", 32)),
+        ("", CodecChoice("kvtc2", 16)),
         ("[codec]\nratio = 37.5", CodecChoice("kvtc2", 37.5)),
         ("[codec]\nmax_kl = 0.01", CodecChoice("kvtc2", None, max_kl=0.01)),
         ("[codec]\nname = 'kvtc'", CodecChoice("kvtc", 16)),

@@ -32,7 +32,7 @@ class _MatchTable(Table):
 
 _PLANNED = (8, 16, 32, 64)
 """Ratios that profiles have bit plans for."""
-_OWN_RATIO = {"kvtc": 16, "kvtc2": 32}
+_OWN_RATIO = {"kvtc": 16, "kvtc2": 16}
 """What is meant where a policy names no dial."""
 
 

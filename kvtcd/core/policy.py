@@ -44,7 +44,7 @@ class CodecChoice:
     """
 
     name: CodecName = "kvtc2"
-    ratio: float | None = 32
+    ratio: float | None = 16
     sinks: int = 4
     window: int = 128
     max_kl: float | None = None

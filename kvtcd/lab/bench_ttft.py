@@ -128,7 +128,7 @@ def command(
     """
     spec = Spec.parse(codec)
     if spec.swept:
-        raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:32")
+        raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:16")
     torch.set_num_threads(threads)
     console, rows = Console(), list[Row]()
     with Progress(console=console, transient=True) as progress:
