@@ -1,4 +1,4 @@
-"""`kvtcd ablate` and `kvtcd validate`: which codec is right for a cache, by statistics."""
+"""`kvtcd ablate` and `kvtcd validate`: which codec is right for a cache, by statistics; `kvtcd lab scale`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 app = typer.Typer()
+lab = typer.Typer(help="Studies.", no_args_is_help=True)
+app.add_typer(lab, name="lab")
 
 
 @app.command()
@@ -36,9 +38,9 @@ def ablate(
     Killed and started again with the same `--json`, it goes on where it was. Ends with 1 if a criterion
     fails.
     """
-    from kvtcd.lab.ablate import command as lab  # noqa: PLC0415 - torch
+    from kvtcd.lab.ablate import command as study  # noqa: PLC0415 - torch
 
-    if not lab.command(
+    if not study.command(
         preset_name=preset,
         dump=dump,
         trials=trials,
@@ -76,10 +78,70 @@ def validate(
 
     Ends with 1 if a basis is not safe.
     """
-    from kvtcd.lab.validation import command as lab  # noqa: PLC0415 - torch
+    from kvtcd.lab.validation import command as study  # noqa: PLC0415 - torch
 
-    if not lab.command(
+    if not study.command(
         profile, dump=dump, model=model, files=text or [], context=context, per_file=windows, threads=threads,
         json=json, plot=plot,
     ):  # fmt: skip
         raise typer.Exit(1)
+
+
+@lab.command()
+def scale(
+    *,
+    trace: Annotated[
+        Path, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
+    ],
+    hosts: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="How many serve it, several allowed; default: 1, 2, 4, 8, 16."),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(min=1, help="Of what is packed, end to end, several allowed; default: 1 and 16."),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Raw blocks in a host's own cache, such as 3000blocks or 64GiB.")
+    ] = "64GiB",
+    store_budget: Annotated[
+        str | None, typer.Option(help="The same for the store; default: room for all.")
+    ] = None,
+    link: Annotated[float, typer.Option(min=0.001, help="Gbit/s of a host's link.")] = 25.0,
+    store: Annotated[float, typer.Option(min=0.001, help="Gbit/s out of the store, for all hosts.")] = 100.0,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Until the store's first byte comes.")] = 2.0,
+    routing: Annotated[
+        Literal["spread", "first-token"],
+        typer.Option(help="Requests go to hosts in turn, or to where the first token comes earliest."),
+    ] = "spread",
+    policy: Annotated[Path | None, typer.Option(help="A policy file; default: balanced.")] = None,
+    bytes_per_token: Annotated[
+        int | None,
+        typer.Option(min=1, help="2 (K and V) x layers x KV heads x dimension x 2 bytes; recordings say it."),
+    ] = None,
+    bench: Annotated[
+        Path | None, typer.Option(help="What `kvtcd bench ttft --json` wrote of the model and machine.")
+    ] = None,
+    prefill: Annotated[
+        float | None, typer.Option(min=0.001, help="In its place: tokens that a host reads a second.")
+    ] = None,
+    reuse: Annotated[
+        float | None, typer.Option(min=0.001, help="And raw MB that it unpacks a second.")
+    ] = None,
+    overhead_ms: Annotated[float, typer.Option(min=0, help="Of unpacking, whatever the length.")] = 5.0,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw first tokens and break-even into this PNG or SVG.")
+    ] = None,
+) -> None:
+    """Say what a store that hosts share is worth: by a trace, and from which length of a prefix on."""
+    from kvtcd.lab.scale import command as study  # noqa: PLC0415 - torch
+
+    study.command(
+        trace=trace, hosts=hosts or [1, 2, 4, 8, 16], ratios=ratio or [1.0, 16.0], budget=budget,
+        store_budget=store_budget, link_gbit_s=link, store_gbit_s=store, latency_ms=latency_ms,
+        routing=routing, policy=policy, bytes_per_token=bytes_per_token, bench=bench, prefill=prefill,
+        reuse=reuse, overhead_ms=overhead_ms, json=json, plot=plot,
+    )  # fmt: skip

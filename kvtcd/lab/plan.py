@@ -25,10 +25,9 @@ from kvtcd.config import load_policy, show_bytes, size
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.layout import Dtype, Layout
 from kvtcd.core.policy import CodecChoice, Policy
-from kvtcd.lab import plan_speeds as speeds_of
 from kvtcd.lab import simulate
-from kvtcd.lab.plan_speeds import Speeds
 from kvtcd.lab.recording import read_requests
+from kvtcd.lab.speeds import Speeds, known
 from kvtcd.lab.trace import Request
 
 
@@ -108,7 +107,7 @@ def command(
         found = Size(None, bytes_per_token, ratio, ratio, None)
     else:
         raise ConfigError("command line", "", "say --profile, or --bytes-per-token and --ratio")
-    speeds = _speeds(bench, prefill, reuse, overhead_ms, found.bytes_per_token)
+    speeds = known(bench, prefill, reuse, overhead_ms, found.bytes_per_token)
     nbytes = [_bytes(budget) for budget in budgets]
     with Progress(console=console, transient=True) as progress:
         rows = _found(requests, governing, nbytes, found, progress)
@@ -195,18 +194,6 @@ def _bytes(budget: str) -> int:
         return size(budget)
     except ValueError as error:
         raise ConfigError("--budget", "", str(error)) from None
-
-
-def _speeds(
-    bench: Path | None, prefill: float | None, reuse: float | None, overhead_ms: float, token_bytes: int
-) -> Speeds | None:
-    if bench is not None:
-        return speeds_of.measured(bench)
-    if (prefill is None) != (reuse is None):
-        raise ConfigError("command line", "--prefill", "goes with --reuse: say both speeds, or neither")
-    if prefill is None or reuse is None:
-        return None
-    return speeds_of.given(prefill, reuse, overhead_ms, token_bytes)
 
 
 def _found(

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvtcd.config import show_bytes
 from kvtcd.lab.picture import picture
-from kvtcd.lab.plan_speeds import Speeds
 from kvtcd.lab.simulate import Row
+from kvtcd.lab.speeds import Speeds
 
 
 def draw(nbytes: Sequence[int], rows: Sequence[Row], speeds: Speeds | None, tokens: int, path: Path) -> None:

@@ -41,11 +41,15 @@ class Replay:
         self._tickets = itertools.count(1)
         self.hits = self.stored = 0
 
+    def found(self, request: Request) -> int:
+        """Return how many leading blocks of a request are here, as it would find them."""
+        blocks = request.blocks
+        return next((n for n, key in enumerate(blocks) if not self._catalog.tiers(key)), len(blocks))
+
     def request(self, request: Request) -> None:
         """Serve one request."""
         self._now = request.at
-        blocks = request.blocks
-        found = next((n for n, key in enumerate(blocks) if not self._catalog.tiers(key)), len(blocks))
+        blocks, found = request.blocks, self.found(request)
         self.hits += found
         for key in blocks[:found]:
             self._tell(ev.Get(next(self._tickets), key))

@@ -16,8 +16,9 @@ from kvtcd.codec.origin import Origin
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.layout import Stream
 from kvtcd.core.policy import CodecChoice
-from kvtcd.lab import plan, plan_speeds
-from kvtcd.lab.plan_speeds import Cost, Speeds
+from kvtcd.lab import plan
+from kvtcd.lab import speeds as speeds_of
+from kvtcd.lab.speeds import Cost, Speeds
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake-600.jsonl"
 CURVE = Curve(
@@ -102,7 +103,7 @@ def test_measured_speeds_are_what_made_them(tmp_path) -> None:
     read, disk = Cost(linear=1e-3, square=2e-7), Cost(constant=0.02, linear=3e-4)
     sizes = (512, 1024, 4096)
     rows = [row(n, "recompute", read.at(n)) for n in sizes] + [row(n, "disk", disk.at(n)) for n in sizes]
-    found = plan_speeds.measured(bench(tmp_path / "ttft.json", rows))
+    found = speeds_of.measured(bench(tmp_path / "ttft.json", rows))
     assert (found.prefill.linear, found.prefill.square) == pytest.approx((1e-3, 2e-7))
     assert (found.reuse["disk"].constant, found.reuse["disk"].linear) == pytest.approx((0.02, 3e-4))
 
@@ -112,7 +113,7 @@ def test_no_cost_is_fitted_below_zero(tmp_path) -> None:
         row(100, "disk", 0.1),
         row(200, "disk", 0.3),
     ]
-    found = plan_speeds.measured(bench(tmp_path / "ttft.json", rows))
+    found = speeds_of.measured(bench(tmp_path / "ttft.json", rows))
     assert found.reuse["disk"].constant == 0
     assert 0.1 / 100 < found.reuse["disk"].linear < 0.3 / 200
 
@@ -129,13 +130,13 @@ def test_no_cost_is_fitted_below_zero(tmp_path) -> None:
 def test_other_files_are_refused(tmp_path, text, why) -> None:
     (tmp_path / "ttft.json").write_text(text)
     with pytest.raises(ConfigError, match=why):
-        plan_speeds.measured(tmp_path / "ttft.json")
+        speeds_of.measured(tmp_path / "ttft.json")
 
 
 def test_speeds_of_two_models_are_not_mixed(tmp_path) -> None:
     rows = [row(100, "recompute", 1.0), row(100, "recompute", 2.0, "other")]
     with pytest.raises(ConfigError, match="several models: m, other"):
-        plan_speeds.measured(bench(tmp_path / "ttft.json", rows))
+        speeds_of.measured(bench(tmp_path / "ttft.json", rows))
 
 
 def run(monkeypatch, *arguments: object) -> None:

@@ -45,17 +45,50 @@ class Speeds:
 
     def break_even(self, source: str) -> int | None:
         """Return the least tokens for which a source is faster than reading; None if it never is."""
-        reuse, read = self.reuse[source], self.prefill
-        # The positive root of square n² + linear n - constant, in the form that loses no digits.
-        square, linear, constant = read.square, read.linear - reuse.linear, reuse.constant
-        root = math.sqrt(linear * linear + 4 * square * constant)
-        over, under = (2 * constant, linear + root) if linear > 0 else (root - linear, 2 * square)
-        if over >= _MOST * under:
-            return None
-        return max(1, math.floor(over / under) + 1)
+        return break_even(self.prefill, self.reuse[source])
 
 
-def given(prefill_tokens_s: float, reuse_mb_s: float, overhead_ms: float, token_bytes: int) -> Speeds:
+def break_even(read: Cost, fetch: Cost) -> int | None:
+    """Return the least tokens that are fetched faster than they are read; None if they never are.
+
+    Args:
+        read: in proportion to tokens, and to their square.
+        fetch: constant, and in proportion to tokens.
+    """
+    # The positive root of square n² + linear n - constant, in the form that loses no digits.
+    square, linear, constant = read.square, read.linear - fetch.linear, fetch.constant
+    root = math.sqrt(linear * linear + 4 * square * constant)
+    over, under = (2 * constant, linear + root) if linear > 0 else (root - linear, 2 * square)
+    if over >= _MOST * under:
+        return None
+    return max(1, math.floor(over / under) + 1)
+
+
+def known(
+    bench: Path | None, prefill: float | None, reuse: float | None, overhead_ms: float, token_bytes: float
+) -> Speeds | None:
+    """Return the speeds that options of a command tell; None if none do.
+
+    Args:
+        bench: what `kvtcd bench ttft --json` wrote; or else
+        prefill: tokens that the engine reads a second, and
+        reuse: raw megabytes fetched and unpacked a second.
+        overhead_ms: of a fetch, whatever its length; of what is not measured.
+        token_bytes: raw bytes of a token.
+
+    Raises:
+        ConfigError: the file is wrong, or one speed is missing.
+    """
+    if bench is not None:
+        return measured(bench)
+    if (prefill is None) != (reuse is None):
+        raise ConfigError("command line", "--prefill", "goes with --reuse: say both speeds, or neither")
+    if prefill is None or reuse is None:
+        return None
+    return given(prefill, reuse, overhead_ms, token_bytes)
+
+
+def given(prefill_tokens_s: float, reuse_mb_s: float, overhead_ms: float, token_bytes: float) -> Speeds:
     """Return speeds that an operator knows.
 
     Args:
