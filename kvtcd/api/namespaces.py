@@ -34,7 +34,7 @@ SHOWN = 20
 """Prefixes of an answer."""
 RANKS = Parameter(
     "ranks", "query", choice({"one": False, "all": True}),
-    "`all` counts only what every rank of a tensor-parallel model has, in the slowest tier of them.",
+    "`all` counts only what every rank of a model that is split has, in the slowest tier of them.",
 )  # fmt: skip
 LEASE = Parameter(
     "lease", "query", number(Range(0.001, MAX_LEASE_S)), "Seconds to keep the prefix that is found."

@@ -56,7 +56,7 @@ class Client(DaemonClient):
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier.
 
-        With `all_ranks`, only what every rank of a tensor-parallel model has counts, in the slowest tier.
+        With `all_ranks`, only what every rank of a model that is split has counts, in the slowest tier.
         With `lease`, what was found stays for so many seconds, unless leases hold too much already: then the
         answer has none.
         """

@@ -79,9 +79,7 @@ class Prefixes:
         if not all_ranks:
             return [namespace]
         known = self._registry.tenants[namespace.tenant].namespaces.values()
-        members = ranks(namespace, filter(self._registry.admits, known))
-        # the one that was asked is first: the answer has its keys
-        return members and sorted(members, key=lambda member: member is not namespace)
+        return ranks(namespace, filter(self._registry.admits, known))
 
     def record_keys(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> list[RecordKey]:
         """Return the record keys of blocks.

@@ -1,40 +1,54 @@
-"""Ranks of a tensor-parallel model: namespaces whose identities differ in the rank alone."""
+"""Ranks of a model that is split: namespaces whose identities differ in the rank alone."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from kvtcd.core.errors import BadRequest
+from kvtcd.core.identity import Identity
 from kvtcd.core.matches import BlockMatch
 from kvtcd.core.place import Tier
+from kvtcd.core.split import all_ranks, splits
 from kvtcd.engine.namespaces import Namespace
 
-_RANK = re.compile(r"tp([1-9][0-9]{0,3})-rank(0|[1-9][0-9]{0,3})")
 _SPEED = {tier: number for number, tier in enumerate(Tier)}
 
 
 def ranks(namespace: Namespace, others: Iterable[Namespace]) -> list[Namespace] | None:
-    """Return the namespaces of all ranks of a model, this one's among them; None while one is missing.
+    """Return the namespaces of all ranks of a model, this one first; None while one is missing.
 
     Args:
-        namespace: of one rank, ``tp<n>-rank<r>``; one that is ``canonical`` is the only rank.
+        namespace: of one rank (`core.split`); one that is ``canonical`` is the only rank.
         others: all namespaces of its tenant.
 
     Raises:
-        BadRequest: `parallel` of its identity does not say which rank it is.
+        BadRequest: `parallel` of its identity does not say which rank it is, or there are two namespaces of
+            another rank, as there are once layers have been dealt out to pipeline stages in another way.
     """
     identity = namespace.identity
-    if identity.parallel == "canonical":
-        return [namespace]
-    found = _RANK.fullmatch(identity.parallel)
-    if found is None or int(found[2]) >= int(found[1]):
-        raise BadRequest("ranks", f"parallel is {identity.parallel!r}, not for instance tp2-rank0")
-    wanted = [replace(identity, parallel=f"tp{found[1]}-rank{rank}") for rank in range(int(found[1]))]
-    by_identity = {other.identity: other for other in others}
-    members = [by_identity[one] for one in wanted if one in by_identity]
-    return members if len(members) == len(wanted) else None
+    try:
+        missing = {name: list[Namespace]() for name in all_ranks(identity.parallel)}
+    except ValueError as error:
+        raise BadRequest("ranks", f"parallel: {error}") from None
+    del missing[identity.parallel]
+    model = _model(identity)
+    for other in others:
+        if other.identity.parallel in missing and _model(other.identity) == model:
+            missing[other.identity.parallel].append(other)
+    for parallel, found in missing.items():
+        if len(found) > 1:
+            names = " and ".join(other.name for other in found)
+            raise BadRequest("ranks", f"{names} are both {parallel} of this model; purge what is not in use")
+    members = [found[0] for found in missing.values() if found]
+    return [namespace, *members] if len(members) == len(missing) else None
+
+
+def _model(identity: Identity) -> Identity:
+    """Return what the identities of all ranks have in common; pipeline stages may differ in layers."""
+    staged = any(split.kind == "pp" for split in splits(identity.parallel))
+    layout = replace(identity.layout, layers=1) if staged else identity.layout
+    return replace(identity, parallel="canonical", layout=layout)
 
 
 def held_by_all(found: Sequence[Sequence[BlockMatch]]) -> list[BlockMatch]:

@@ -20,15 +20,15 @@ def key(number: int) -> EngineKey:
     return EngineKey(bytes([number]) * 32)
 
 
-async def store(daemon: Daemon, name: str, *heads: BlockHead) -> None:
+async def store(daemon: Daemon, name: str, *heads: BlockHead, data: bytes | None = None) -> None:
     """Store a sequence of blocks in one batch, durably."""
     service = daemon.toy.service
     async with service.blocks.batch(service.namespace("uid:1", name), b"", soon(), durable=True) as batch:
         for head in heads:
-            data = block(head.key[0], head.tokens)
-            slot = await batch.reserve(head, len(data))
+            raw = data or block(head.key[0], head.tokens)
+            slot = await batch.reserve(head, len(raw))
             if slot is not None:
-                slot.write(memoryview(data))
+                slot.write(memoryview(raw))
         await batch.commit()
 
 
@@ -39,7 +39,7 @@ async def match(daemon: Daemon, name: str, keys, query: str = "") -> dict:
         return await answer.json()
 
 
-async def register(daemon: Daemon, name: str, **fields: str) -> None:
+async def register(daemon: Daemon, name: str, **fields: object) -> None:
     identity = replace(IDENTITY, **fields).to_json()
     async with daemon.request("PUT", f"/v1/namespaces/{name}", json=identity) as answer:
         assert answer.status == 200, await answer.text()
@@ -93,7 +93,7 @@ async def test_all_ranks_match_tokens_each_under_its_own_chain():
             assert (await answer.json())["prefix_tokens"] == len(tokens)
 
 
-@pytest.mark.parametrize("parallel", ["tp2-rank2", "tp0-rank0", "pp2-rank0", "tp2-rank01"])
+@pytest.mark.parametrize("parallel", ["tp2-rank2", "tp0-rank0", "tp2", "tp2-rank01", "tp2-rank0-tp2-rank1"])
 async def test_a_rank_that_cannot_be_understood_is_said(parallel):
     async with running() as daemon:
         await register(daemon, "odd", parallel=parallel)
@@ -103,6 +103,28 @@ async def test_a_rank_that_cannot_be_understood_is_said(parallel):
         for query in ("ranks=some", "rank=all", "ranks=all&ranks=all"):
             async with daemon.request("POST", f"/v1/namespaces/odd/match?{query}", json=body) as answer:
                 assert answer.status == 400
+
+
+async def test_the_stages_of_a_pipeline_are_ranks_too_and_may_have_different_layers():
+    stages = {(stage, rank): f"pp2-rank{stage}-tp2-rank{rank}" for stage in (0, 1) for rank in (0, 1)}
+    async with running() as daemon:
+        for (stage, rank), parallel in stages.items():
+            layout = replace(IDENTITY.layout, layers=IDENTITY.layout.layers + stage)
+            await register(daemon, f"s{stage}r{rank}", parallel=parallel, layout=layout)
+        for name, numbers in (("s0r0", (1, 2, 3)), ("s0r1", (1, 2, 3)), ("s1r0", (1, 2)), ("s1r1", (1, 3))):
+            space = daemon.toy.service.namespace("uid:1", name)
+            nbytes = BLOCK_TOKENS * space.identity.layout.token_bytes
+            heads = [BlockHead(key(n), BLOCK_TOKENS) for n in numbers]
+            await store(daemon, name, *heads, data=bytes(nbytes))
+        for name in ("s0r0", "s1r1"):
+            assert (await match(daemon, name, [key(n) for n in (1, 2, 3)], "?ranks=all"))["bitmap"] == "100"
+
+        layout = replace(IDENTITY.layout, layers=IDENTITY.layout.layers + 2)
+        await register(daemon, "dealt-anew", parallel=stages[1, 0], layout=layout)
+        body = {"keys": [key(1).hex()]}
+        async with daemon.request("POST", "/v1/namespaces/s0r0/match?ranks=all", json=body) as answer:
+            assert answer.status == 400
+            assert "s1r0 and dealt-anew are both pp2-rank1-tp2-rank0" in (await answer.json())["detail"]
 
 
 async def test_a_canonical_namespace_is_its_only_rank():
