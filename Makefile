@@ -38,9 +38,9 @@ check: $(VENV)/.installed
 soak: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES))
 
-# The nightly preset: 50,000 requests made up from the OpenAPI document, and formats with 5,000 examples a test; random.
+# The nightly preset: 50,000 requests made up from the OpenAPI document, and 5,000 examples a test of formats and files; random.
 fuzz: $(VENV)/.installed
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest tests/api/test_schema.py tests/core
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest tests/api/test_schema.py tests/core tests/codec/test_golden.py tests/codec/test_profile.py tests/test_readers.py
 
 # A daemon with the configuration of ./config.toml, or the example's defaults under ./.cache.
 serve: $(VENV)/.installed

@@ -109,7 +109,7 @@ class Curve:
                 Point(**{field.name: float(row[field.name]) for field in fields(Point)}) for row in rows[1:]
             )
             return cls(points, float(rows[0]["kl"]))
-        except (KeyError, ValueError, TypeError) as fault:
+        except (KeyError, ValueError, TypeError, OverflowError) as fault:
             raise BadField("profile", f"its rate-quality curve: {fault}") from None
 
     def _solve(self, of: Callable[[Point], float], target: float, what: str) -> float:

@@ -132,7 +132,7 @@ class Origin:
         try:
             fields = dict(body)
             version = fields.pop("format")
-            if version not in _READ:
+            if type(version) is not int or version not in _READ:
                 raise BadVersion("profile", f"format {version}; this release reads 1 and {_FORMAT}")
             if version == 1:
                 fields = _FIRST | fields

@@ -24,7 +24,6 @@ alike. Tensors of a loaded profile are views of its file: of the two bases, the 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,7 +31,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,7 +42,8 @@ from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
 from kvtcd.codec.transform import Transform, orthonormal
 from kvtcd.codec.weighted import Weighted, check, take
-from kvtcd.core.errors import BadChecksum, BadField, Truncated
+from kvtcd.core.errors import BadChecksum, BadField, Corrupt, Truncated
+from kvtcd.core.fields import json_object
 from kvtcd.core.identity import Identity
 from kvtcd.core.layout import Stream, canonical_json
 
@@ -97,11 +96,7 @@ class Profile:
 
     @cached_property
     def curve(self) -> Curve | None:
-        """Rate and quality of `kvtc2`; None where they were not measured.
-
-        Raises:
-            BadField: the curve is no curve.
-        """
+        """Rate and quality of `kvtc2`; None where they were not measured."""
         return Curve.from_json(self.origin.curve)
 
     def check(self, identity: Identity) -> None:
@@ -149,21 +144,21 @@ def load(path: Path) -> Profile:
         Corrupt: the file is damaged, is not what its name says, or is no profile this release reads.
         OSError: the file cannot be read.
     """
-    what = f"profile {path.name}"
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").digest()
-    if len(path.stem) == len(digest.hex()) and path.stem != digest.hex():
-        raise BadChecksum(what, f"holds {digest.hex()}; copy it again")
-    origin = read_origin(path)
-    with _opened(path) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    streams = {stream.name: _stream(what, stream, tensors) for stream in origin.streams}
-    weighted = take(what, [stream.name for stream in origin.streams], tensors)
-    if tensors:
-        raise BadField(what, f"tensor {min(tensors)} belongs to nothing")
-    _check(origin, streams)
-    check(origin.layers, origin.streams, weighted)
-    return Profile(origin, streams, weighted, digest)
+    with _named(path):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        if len(path.stem) == len(digest.hex()) and path.stem != digest.hex():
+            raise BadChecksum("profile", f"holds {digest.hex()}; copy it again")
+        origin = _origin(path)
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        streams = {stream.name: _stream(stream, tensors) for stream in origin.streams}
+        weighted = take([stream.name for stream in origin.streams], tensors)
+        if tensors:
+            raise BadField("profile", f"tensor {min(tensors)} belongs to nothing")
+        _check(origin, streams)
+        check(origin.layers, origin.streams, weighted)
+        return Profile(origin, streams, weighted, digest)
 
 
 def read_origin(path: Path) -> Origin:
@@ -173,29 +168,35 @@ def read_origin(path: Path) -> Origin:
         Corrupt: the file is no profile that this release reads.
         OSError: the file cannot be read.
     """
-    what = f"profile {path.name}"
+    with _named(path):
+        return _origin(path)
+
+
+def _origin(path: Path) -> Origin:
     with path.open("rb") as file:
         header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if not 0 < header <= _MAX_HEADER:
-        raise BadField(what, f"its header claims {header} bytes; it is no profile")
-    with _opened(path) as file:
+        raise BadField("profile", f"its header claims {header} bytes; it is no profile")
+    with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
-    try:
-        return Origin.from_json(json.loads(metadata[_METADATA]))
-    except (KeyError, ValueError):
-        raise BadField(what, "has no metadata of a profile") from None
+    if _METADATA not in metadata:
+        raise BadField("profile", "has no metadata of a profile")
+    return Origin.from_json(json_object(metadata[_METADATA].encode()))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _named(path: Path) -> Iterator[None]:
+    """Let faults of a profile say which file it is."""
+    what = f"profile {path.name}"
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
+        yield
     except SafetensorError as fault:
-        raise Truncated(f"profile {path.name}", str(fault)) from None
+        raise Truncated(what, str(fault)) from None
+    except Corrupt as fault:
+        raise type(fault)(what, fault.why) from None
 
 
-def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProfile:
+def _stream(stream: Stream, tensors: dict[str, Tensor]) -> StreamProfile:
     """Take the tensors of a stream out of `tensors`."""
     prefix = f"{_PLAIN}.{stream.name}."
     try:
@@ -209,9 +210,9 @@ def _stream(what: str, stream: Stream, tensors: dict[str, Tensor]) -> StreamProf
         }
         return StreamProfile(mean, basis, spectrum, float(total), plans)
     except KeyError as missing:
-        raise BadField(what, f"has no tensor {missing}") from None
+        raise BadField("profile", f"has no tensor {missing}") from None
     except (ValueError, RuntimeError) as fault:
-        raise BadField(what, f"stream {stream.name}: {fault}") from None
+        raise BadField("profile", f"stream {stream.name}: {fault}") from None
 
 
 def _tensors(streams: Mapping[str, StreamProfile]) -> dict[str, Tensor]:
@@ -240,6 +241,7 @@ def _trim(stream: StreamProfile) -> StreamProfile:
 
 def _check(origin: Origin, streams: Mapping[str, StreamProfile]) -> None:
     """Raise `BadField` unless the content fits its origin and itself."""
+    Curve.from_json(origin.curve)
     ratios = {tuple(sorted(stream.plans)) for stream in streams.values()}
     if len(ratios) != 1 or not all(next(iter(ratios))) or {s.name for s in origin.streams} != set(streams):
         raise BadField("profile", "its streams do not all have the same plans")

@@ -97,7 +97,7 @@ class Weighted:
         return rows
 
 
-def take(what: str, streams: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Weighted]:
+def take(streams: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Weighted]:
     """Take the weighted bases out of the tensors of a file; none are there in those of format 1.
 
     Raises:
@@ -110,7 +110,7 @@ def take(what: str, streams: Sequence[str], tensors: dict[str, Tensor]) -> dict[
             stream: Weighted(*(tensors.pop(_name(stream, part)) for part in _PARTS)) for stream in streams
         }
     except KeyError as missing:
-        raise BadField(what, f"has no tensor {missing}") from None
+        raise BadField("profile", f"has no tensor {missing}") from None
 
 
 def check(layers: int, streams: Sequence[Stream], weighted: Mapping[str, Weighted]) -> None:

@@ -11,7 +11,18 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
-from kvtcd.config.values import Part, Size, Table, at_least, read, show_bytes, size, validated
+from kvtcd.config.values import (
+    FilePath,
+    Part,
+    Size,
+    Table,
+    at_least,
+    read,
+    show_bytes,
+    size,
+    usable,
+    validated,
+)
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Share
 
@@ -28,7 +39,7 @@ def _address(text: str) -> str:
             ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
         except ValueError:
             port = ""
-        if not port.isdecimal() or not 0 < int(port) < 65536:
+        if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
             raise ValueError(f'{text!r} is no address and port; write for instance "127.0.0.1:7337"')
     return text
 
@@ -41,6 +52,11 @@ def _auto_or_size(value: object) -> object:
         return size(value)
     except ValueError as error:
         raise ValueError(f'{error}, or "auto"') from None
+
+
+def _file(text: str) -> str:
+    """Read a path that may be left out."""
+    return text and str(usable(Path(text)))
 
 
 def _endpoint(text: str) -> str:
@@ -58,8 +74,8 @@ def _collector(text: str) -> str:
 class Daemon(Table):
     """Where the daemon lives and how long it takes to stop."""
 
-    state: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd")
-    socket: Annotated[Path, Field(strict=False)] = Path("/run/kvtcd/kvtcd.sock")
+    state: FilePath = Path("/var/lib/kvtcd")
+    socket: FilePath = Path("/run/kvtcd/kvtcd.sock")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     stop_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
@@ -69,10 +85,10 @@ class Tcp(Table):
 
     listen: Annotated[str, AfterValidator(_address)] = ""
     """Address and port; empty: no TCP."""
-    tokens: Annotated[Path, Field(strict=False)] = Path("/etc/kvtcd/tokens.toml")
-    certificate: str = ""
+    tokens: FilePath = Path("/etc/kvtcd/tokens.toml")
+    certificate: Annotated[str, AfterValidator(_file)] = ""
     """PEM file; empty: nothing is encrypted, and the address must be of this host alone."""
-    key: str = ""
+    key: Annotated[str, AfterValidator(_file)] = ""
 
     @property
     def tls(self) -> tuple[Path, Path] | None:
@@ -124,7 +140,7 @@ class Tenants(Table):
 class Codec(Table):
     """Where profiles lie, and what packs and unpacks."""
 
-    profiles: Annotated[Path, Field(strict=False)] = Path("/var/lib/kvtcd/profiles")
+    profiles: FilePath = Path("/var/lib/kvtcd/profiles")
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the products run; ``auto``: on the device of `Gpu` where there is one. Blobs are the same."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
@@ -182,7 +198,7 @@ class Config(Table):
     events: Events = Events()
     tracing: Tracing = Tracing()
     limits: Limits = Limits()
-    policies: tuple[Annotated[Path, Field(strict=False)], ...] = Field(default=(), strict=False)
+    policies: tuple[FilePath, ...] = Field(default=(), strict=False)
 
     def fault(self, field: str, why: str) -> ConfigError:
         """Return the error that a value is one that this machine does not give; it names the file."""
@@ -214,7 +230,7 @@ def load(path: Path | None) -> Config:
     root = path.absolute().parent if path else Path.cwd()
 
     def absolute(target: Path) -> Path:
-        return root / target.expanduser()
+        return root / target
 
     if (length := len(os.fsencode(absolute(config.daemon.socket)))) > MAX_SOCKET_PATH:
         why = f"{length} bytes in all; the path of a Unix socket has at most {MAX_SOCKET_PATH}"

@@ -29,6 +29,7 @@ _WANTED: dict[str, Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda limits: f"at most {limits['le']:g}",
 }
 """What has to stand there, by pydantic's type of an error."""
+_SHOWN_BITS = 256
 _WORDS = {"literal_error", "enum"}
 """Here text is shown as it was found; elsewhere it might be a secret that was put into the wrong place."""
 
@@ -64,6 +65,8 @@ def _shown(value: object, *, text: bool) -> str:
     match value:
         case bool():
             return str(value).lower()
+        case int() if value.bit_length() > _SHOWN_BITS:
+            return "a number of more digits"
         case int() | float():
             return str(value)
         case str():

@@ -14,11 +14,13 @@ from kvtcd.config.faults import reason
 from kvtcd.core.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB|B?)")
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([KMGT]iB|B?)")
 _MOST = 64 << 40
 _LONGEST = 100 * 365 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(\d+) ?([smhd])")
+_DURATION = re.compile(r"([0-9]{1,12}) ?([smhd])")
+_MOST_TEXT = 4 << 20
+"""Bytes of a file that people write; one that is larger is something else."""
 
 
 def _bytes(value: object) -> int:
@@ -34,9 +36,8 @@ def _bytes(value: object) -> int:
 def _addressable(value: int) -> int:
     """Refuse what no process can map; the disk tier maps twice its capacity."""
     if value > _MOST:
-        raise ValueError(
-            f"{show_bytes(value)} is more than a process can address; at most {show_bytes(_MOST)}"
-        )
+        shown = show_bytes(value) if value < _MOST << 32 else "this"
+        raise ValueError(f"{shown} is more than a process can address; at most {show_bytes(_MOST)}")
     return value
 
 
@@ -101,6 +102,21 @@ def size(value: object) -> int:
     return _addressable(_bytes(value))
 
 
+def usable(path: Path) -> Path:
+    """Return a path whose ``~`` stands for the home directory that is meant.
+
+    Raises:
+        ValueError: no file can be called so, or there is no such user.
+    """
+    if "\0" in str(path):
+        raise ValueError("is no path: it has a zero byte")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} is of a user that this host does not have") from None
+
+
+FilePath = Annotated[Path, Field(strict=False), AfterValidator(usable)]
 Size = Annotated[int, BeforeValidator(size)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Duration = Annotated[int, BeforeValidator(_seconds)]
@@ -124,9 +140,12 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not TOML.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_MOST_TEXT + 1)
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {os.strerror(error.errno or 0)}") from None
+    if len(content) > _MOST_TEXT:
+        raise ConfigError(path, "", f"has more than {show_bytes(_MOST_TEXT)}; is it another file?")
     return parsed(content, path)
 
 
@@ -140,6 +159,15 @@ def parsed(content: bytes, path: Path | str) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(path, "", f"is not TOML: {error}") from None
+    except ValueError:
+        raise ConfigError(path, "", "has a number of thousands of digits") from None
+    except RecursionError:
+        raise ConfigError(path, "", "is nested too deeply") from None
+
+
+def _shown(part: int | str) -> str:
+    """Write a part of a field's name as TOML has it."""
+    return str(part) if re.fullmatch(r"[\w-]{1,64}", str(part)) else repr(str(part)[:64])
 
 
 def validated(model: type[T], body: dict[str, Any], path: Path | str) -> T:
@@ -152,5 +180,5 @@ def validated(model: type[T], body: dict[str, Any], path: Path | str) -> T:
         return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
+        field = ".".join(map(_shown, first["loc"]))
         raise ConfigError(path, field, reason(model, first)) from None

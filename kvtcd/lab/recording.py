@@ -17,20 +17,24 @@ blocks make up a prompt, and in what order. Within a namespace, line by line:
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import BadRequest, ConfigError, Corrupt
+from kvtcd.core.fields import Fields, json_object, string
+from kvtcd.core.identity import MAX_BLOCK_TOKENS
 from kvtcd.core.keys import RecordKey
 from kvtcd.lab.trace import Request, read_trace
 
 MARK = "kvtcd_recording"
 VERSION = 1
 OPEN_S = 600.0
+_MOST = 1 << 53
+_OPS = ("match", "get", "put", "gap")
+_KEY = re.compile("[0-9a-f]{64}")
 
 
 def read_requests(path: Path) -> list[Request]:
@@ -40,8 +44,8 @@ def read_requests(path: Path) -> list[Request]:
         ConfigError: it cannot be read, holds no requests, or a line is wrong.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            if MARK not in next(lines, ""):
+        with path.open("rb") as lines:
+            if MARK.encode() not in next(lines, b""):
                 return read_trace(path)
             lines.seek(0)
             requests = list(_requests(path, lines))
@@ -139,60 +143,69 @@ class _Space:
             self._naming[key].remove(group)
 
 
-def _requests(path: Path, lines: Iterator[str]) -> Iterator[Request]:
+def _requests(path: Path, lines: Iterable[bytes]) -> Iterator[Request]:
     spaces: dict[int, _Space] = {}
     all_spaces: list[_Space] = []
     now = 0.0
     for number, row in _rows(path, lines):
         try:
             if MARK in row:
-                if row[MARK] != VERSION:
-                    raise ValueError(f"version {row[MARK]!r}; this release reads {VERSION}")  # noqa: TRY301 - as the others
+                if (version := row.integer(MARK, 1, _MOST)) != VERSION:
+                    raise BadRequest(MARK, f"is version {version}; this release reads {VERSION}")  # noqa: TRY301 - as the others
                 spaces = {}
             elif "block_tokens" in row:
-                space = _Space(int(row["block_tokens"]), int(row["token_bytes"]))
-                spaces[row["namespace"]] = space
+                space = _Space(
+                    row.integer("block_tokens", 1, MAX_BLOCK_TOKENS), row.integer("token_bytes", 1, _MOST)
+                )
+                spaces[row.integer("namespace", 0, _MOST)] = space
                 all_spaces.append(space)
-            elif row["op"] != "gap":
-                now = max(now, float(row["t"]))  # clocks are set back
-                _take(spaces[row["namespace"]], row, now)
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(path, f"line {number}", why) from None
+            elif row.choice("op", _OPS) != "gap":
+                now = max(now, row.number("t", 0, _MOST))  # clocks are set back
+                if (of := row.integer("namespace", 0, _MOST)) not in spaces:
+                    raise BadRequest("namespace", f"no line above describes {of}")  # noqa: TRY301 - as the others
+                _take(spaces[of], row, now)
+        except BadRequest as error:
+            raise ConfigError(path, f"line {number}", str(error)) from None
     groups = [group for space in all_spaces for group in space.groups if group.blocks]
     groups.sort(key=lambda group: group.at)
     for group in groups:
         yield group.request(groups[0].at)
 
 
-def _take(space: _Space, row: dict[str, Any], now: float) -> None:
-    keys = [RecordKey(bytes.fromhex(key)) for key in row["keys"]]
-    match row["op"]:
+def _take(space: _Space, row: Fields, now: float) -> None:
+    keys = [_key("keys", key) for key in row.items("keys")]
+    match row.text("op"):
         case "match":
             space.match(keys, now)
         case "get":
             if keys:
                 space.get(keys, now)
-        case "put":
-            (key,) = keys
-            parent = None if row["parent"] is None else RecordKey(bytes.fromhex(row["parent"]))
-            space.put(key, parent, int(row["tokens"]), now)
-        case op:
-            raise ValueError(f"op: {op!r} is none of match, get, put, gap")
+        case _:
+            if len(keys) != 1:
+                raise BadRequest("keys", f"a put has one, not {len(keys)}")
+            parent = _key("parent", row.value("parent")) if "parent" in row else None
+            space.put(keys[0], parent, row.integer("tokens", 1, MAX_BLOCK_TOKENS), now)
 
 
-def _rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _key(name: str, value: object) -> RecordKey:
+    text = string(name, value)
+    if not _KEY.fullmatch(text):
+        raise BadRequest(name, f"{text[:80]!r} is not 64 hex digits")
+    return RecordKey(bytes.fromhex(text))
+
+
+def _rows(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, Fields]]:
     """Yield the lines with their numbers, without those that a killed daemon broke off."""
     broken: int | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = Fields(json_object(line), MARK)
+        except Corrupt:
             row = None
-        if broken is not None and not (isinstance(row, dict) and MARK in row):
+        if broken is not None and not (row and MARK in row):
             break
-        broken = None if isinstance(row, dict) else number
-        if isinstance(row, dict):
+        broken = None if row else number
+        if row:
             yield number, row
     else:
         return

@@ -10,19 +10,20 @@ equal tokens after equal prefixes; the last block may be partial.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import BadRequest, ConfigError, Corrupt
+from kvtcd.core.fields import Fields, json_object
 from kvtcd.core.keys import RecordKey
 
 BLOCK_TOKENS = 512
-_FOREVER_MS = 1e15
+_LAST_MS = 1e15
+_MOST_TOKENS = 1 << 40
+_IDS = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,42 +53,36 @@ def read_trace(path: Path) -> list[Request]:
     """
     keys: dict[int, RecordKey] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open("rb") as lines:
             requests = list(_requests(path, lines, keys))
     except OSError as error:
         raise ConfigError(path, "", f"cannot be read: {os.strerror(error.errno or 0)}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(path, "", f"is not UTF-8: {error.reason}") from None
     if not requests:
         raise ConfigError(path, "", "holds no requests")
     return requests
 
 
-def _requests(path: Path, lines: Iterator[str], keys: dict[int, RecordKey]) -> Iterator[Request]:
+def _requests(path: Path, lines: Iterable[bytes], keys: dict[int, RecordKey]) -> Iterator[Request]:
     before = 0.0
     for number, line in enumerate(lines, start=1):
         try:
-            request = _request(json.loads(line), keys, before)
-        except (ValueError, KeyError, TypeError) as error:
-            why = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(path, f"line {number}", why) from None
+            request = _request(Fields(json_object(line), "request"), keys, before)
+        except Corrupt as error:
+            raise ConfigError(path, f"line {number}", f"is no request: {error.why}") from None
+        except BadRequest as error:
+            raise ConfigError(path, f"line {number}", str(error)) from None
         before = request.at
         yield request
 
 
-def _request(body: Any, keys: dict[int, RecordKey], before: float) -> Request:  # noqa: ANN401 - whatever JSON holds
-    stamp, tokens, ids = body["timestamp"], body["input_length"], body["hash_ids"]
-    if not isinstance(stamp, int | float) or not 0 <= stamp < _FOREVER_MS:
-        raise ValueError("timestamp: is not a number of milliseconds")
-    if stamp / 1000 < before:
-        raise ValueError("timestamp: is before that of the line above")
-    if not isinstance(tokens, int) or tokens < 1:
-        raise ValueError("input_length: is not a number of tokens")
-    if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
-        raise ValueError("hash_ids: is not a list of integers")
+def _request(body: Fields, keys: dict[int, RecordKey], before: float) -> Request:
+    at = body.number("timestamp", 0, _LAST_MS) / 1000
+    if at < before:
+        raise BadRequest("timestamp", "is before that of the line above")
+    tokens, ids = body.integer("input_length", 1, _MOST_TOKENS), body.integers("hash_ids", *_IDS)
     if len(ids) != -(-tokens // BLOCK_TOKENS):
-        raise ValueError(f"hash_ids: {len(ids)} blocks of {BLOCK_TOKENS} tokens for {tokens} tokens")
-    return Request(stamp / 1000, tokens, tuple(keys.setdefault(i, _key(i)) for i in ids))
+        raise BadRequest("hash_ids", f"{len(ids)} blocks of {BLOCK_TOKENS} tokens for {tokens} tokens")
+    return Request(at, tokens, tuple(keys.setdefault(i, _key(i)) for i in ids))
 
 
 def _key(number: int) -> RecordKey:

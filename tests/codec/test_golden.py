@@ -5,13 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.codec_reference import coded_tokens, content
 from support.codec_world import YARN, World, kv, mla
 from support.kvtc2_reference import runs
+from support.memory import bounded_memory
+from support.mutations import damaged
+from support.resealed import resealed
 
 from kvtcd.codec.choose import Decoder
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.core.blob import BasisId, CodecId, Kind, parse
+from kvtcd.core.errors import BlockMismatch, Corrupt, ProfileMismatch, UnknownProfile
 from kvtcd.core.layout import Dtype
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,6 +27,7 @@ WORLDS = {
     "kv-float16": World(kv(Dtype.F16, layers=2)),
     "mla-yarn-bfloat16": World(mla(Dtype.BF16), YARN),
 }
+FOLDER = ProfileFolder(GOLDEN)
 CODES = {
     "kvtc-1-kv-bfloat16": "b0bca9deb598bdfb6655bb3c3ac7737589a5fc93eb7cfe4f90a47ab6d0b2adbc",
     "kvtc-1-mla-yarn-bfloat16": "21db685a2d56054505169a0ae7d0424d3de3ddaaa8c6ef9b66c5c7211c80150d",
@@ -132,6 +139,25 @@ def test_profiles_of_both_formats_are_read():
     }
     assert all(not of[name].weighted and of[name].origin.sensitivity == "none" for name in CODES)
     assert all(of[name].weighted and len(of[name].origin.curve) == 4 for name in STEPPED)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@given(st.data())
+def test_a_damaged_blob_with_right_checksums_decodes_to_a_block_or_is_refused(world, data):
+    """Nothing but the MAC of its record stands between a decoder and such a blob."""
+    names = sorted(path for path in GOLDEN.glob(f"*-{world}.blob"))
+    content = resealed(data.draw(damaged([path.read_bytes() for path in names])))
+    decoder = Decoder(WORLDS[world].layout, WORLDS[world].rope, FOLDER.get)
+    with bounded_memory():
+        try:
+            blob = parse(memoryview(content))
+            decoder.check(blob)
+            out = torch.empty(blob.header.raw_bytes, dtype=torch.uint8)
+            decoder.decode(blob, out)
+        except (Corrupt, BlockMismatch, ProfileMismatch, UnknownProfile):
+            return
+
+    assert len(out) == WORLDS[world].layout.nbytes(blob.header.tokens)
 
 
 def test_every_golden_file_is_read_by_a_test():

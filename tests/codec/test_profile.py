@@ -4,16 +4,23 @@ import dataclasses
 import hashlib
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
 from support.codec_world import LLAMA3, World, kv, mla
+from support.memory import bounded_memory
+from support.mutations import changed, damaged
 
+from kvtcd.codec.dial import Curve, Point
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Group, Plan
-from kvtcd.codec.profile import build, load, store
+from kvtcd.codec.profile import Profile, build, load, store
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.core.errors import BadField, BadVersion, Corrupt, ProfileMismatch, UnknownProfile
 from kvtcd.core.layout import Dtype
@@ -114,6 +121,7 @@ def scale_one_row(basis):
         (None, lambda m: m.update(texts=[{"name": "x"}])),
         (None, lambda m: m["rope"].update(kind="longrope")),
         (None, lambda m: m.update(curve=3)),
+        (None, lambda m: m.update(curve=[{"ratio": 4, "kl": "0.01"}])),
     ],
 )
 def test_a_profile_with_anything_out_of_place_is_refused(made, tmp_path, change, meta):
@@ -155,6 +163,60 @@ def test_a_damaged_file_is_refused(made, tmp_path, damage):
     path.write_bytes(damage(made[1]))
     with pytest.raises(Corrupt):
         load(path)
+
+
+GOLDEN = [path.read_bytes() for path in sorted((Path(__file__).parent / "golden").glob("*.safetensors"))]
+
+
+def loaded_or_refused(data: bytes) -> Profile | None:
+    """Load a profile; what is refused names its file."""
+    with tempfile.TemporaryDirectory() as folder, bounded_memory():
+        path = Path(folder) / "p.safetensors"
+        path.write_bytes(data)
+        try:
+            profile = load(path)
+        except Corrupt as fault:
+            assert fault.what == "profile p.safetensors"  # noqa: PT017 - there may be none
+            return None
+    assert [stream.name for stream in profile.origin.streams] == list(profile.streams)
+    assert profile.ratios
+    return profile
+
+
+@given(damaged(GOLDEN))
+def test_a_changed_file_is_loaded_or_refused(data):
+    loaded_or_refused(data)
+
+
+@given(st.data())
+def test_a_file_whose_header_says_something_else_is_loaded_or_refused(data):
+    original = data.draw(st.sampled_from(GOLDEN))
+    length = int.from_bytes(original[:8], "little")
+    head = json.loads(original[8 : 8 + length])
+    if data.draw(st.booleans()):
+        head["__metadata__"]["kvtcd"] = json.dumps(
+            data.draw(changed(json.loads(head["__metadata__"]["kvtcd"])))
+        )
+    else:
+        head = data.draw(changed(head))
+    text = json.dumps(head).encode()
+    loaded_or_refused(len(text).to_bytes(8, "little") + text + original[8 + length :])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "9" * 5_000,
+        '{"format": NaN}',
+        '{"format": 1, "format": 2}',
+        '{"curve": [' + "9" * 400 + "]}",
+    ],
+    ids=["deep", "digits", "NaN", "twice", "beyond floats"],
+)
+def test_metadata_that_json_cannot_hold_is_refused(made, text):
+    tensors = read_tensors(made[1])
+    assert loaded_or_refused(write_tensors(tensors, {"kvtcd": text})) is None
 
 
 def test_a_header_out_of_proportion_is_refused(made, tmp_path):
@@ -209,7 +271,9 @@ def test_one_profile_serves_every_element_type(made, dtype):
 
 
 def test_a_curve_is_kept(made, tmp_path):
-    origin = dataclasses.replace(made[0].origin, curve=({"ratio": 4, "kl": "0.01"},))
+    points = [Point(step, 4 * step, 0.01, step, step, step, 0.9) for step in (1.0, 2.0)]
+    curve = Curve(tuple(points), floor=0.001)
+    origin = dataclasses.replace(made[0].origin, curve=tuple(curve.to_json()))
     assert load(store(build(origin, made[0].streams, made[0].weighted)[1], tmp_path)).origin == origin
 
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mutations import damaged
 
 from kvtcd.core import archive
 from kvtcd.core.archive_messages import Block, Kind, Namespace, ProfileHead, decode, encode
@@ -205,6 +206,19 @@ def test_contents_of_any_bytes_are_read_or_refused(kind, content) -> None:
         return
     if kind is not Kind.END:
         assert encode(message) == (kind, content)
+
+
+@given(damaged([GOLDEN]))
+def test_a_damaged_file_is_refused_and_what_comes_before_is_what_was_written(data) -> None:
+    found = []
+    try:
+        for message in archive.read(KEY, io.BytesIO(data).read):
+            found.append(message)  # noqa: PERF402 - it may end in an error, and what came before counts
+    except Corrupt:
+        assert found == read(GOLDEN)[: len(found)]
+        return
+
+    assert data == GOLDEN
 
 
 @given(st.binary(max_size=300))

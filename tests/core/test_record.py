@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mutations import damaged
 
 from kvtcd.core import cipher, record
 from kvtcd.core.errors import BadChecksum, BadMagic, BadVersion, Corrupt, Truncated, WrongRecord
@@ -65,6 +67,22 @@ def test_every_cut_is_found() -> None:
     for length in range(len(SEALED)):
         with pytest.raises(Corrupt):
             record.open_envelope(TENANT, GOLDEN.key, SEALED[:length])
+
+
+@given(damaged([SEALED, SECRET]))
+def test_a_changed_envelope_under_a_right_mac_is_refused_or_means_what_it_says(data) -> None:
+    body = data[: -record.MAC_BYTES]
+    sealed = body + blake3(body, key=TENANT.mac).digest()
+    try:
+        envelope = record.parse(sealed)
+        with suppress(WrongRecord):
+            record.open_envelope(TENANT, envelope.key, sealed)
+    except Corrupt:
+        return
+
+    again = record.seal(TENANT, envelope)
+    assert record.parse(again) == envelope
+    assert len(again) == len(sealed)
 
 
 @given(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mutations import damaged
 
 from kvtcd.core.errors import BadField, BadMagic, Corrupt, TooLarge, Truncated
 from kvtcd.core.wire import MAX_HEADER, PREFIX_BYTES, FrameParser, Head, head, parse_prefix
@@ -120,6 +121,16 @@ def test_a_flipped_bit_raises_an_error_of_the_format_or_reads_as_the_naive_reade
         return
 
     assert found == read_naively(bytes(whole))
+
+
+@given(damaged([GOLDEN.read_bytes()]))
+def test_a_damaged_run_raises_an_error_of_the_format_or_reads_as_the_naive_reader_has_it(data):
+    try:
+        found = parsed([data])
+    except Corrupt:
+        return
+
+    assert found == read_naively(data)
 
 
 def frame_with_header(text: bytes, *, header_bytes: int | None = None, body_bytes: int = 0) -> bytes:
