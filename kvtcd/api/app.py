@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 
 from kvtcd.api import batches, blocks, leases, namespaces, notices, openapi, operate, page, policies
 from kvtcd.api.auth import identify, peer
+from kvtcd.api.connection import Connection
 from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.listeners import Listener
@@ -188,6 +189,7 @@ class Site(web.SockSite):
         assert isinstance(runner, Runner), "see `start`"
         assert runner.server is not None, "it was set up"
         newcomer = runner.server()
+        newcomer.__class__ = Connection  # aiohttp has no setting for the class of a server's connections
         self._newest.append(newcomer)
         if len(self._newest) > SILENT:
             oldest = self._newest.popleft().transport

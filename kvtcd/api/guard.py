@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from kvtcd.api import page
 from kvtcd.api.auth import Handler
@@ -44,6 +44,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     from_a_page = "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none"
     if from_a_page and not page.admits(request):
         raise web.HTTPForbidden(text="requests from web pages are refused")
+    if request.version not in {HttpVersion10, HttpVersion11}:
+        raise web.HTTPBadRequest(text="the version of HTTP must be 1.0 or 1.1")
     if not request.raw_path.startswith("/"):
         raise web.HTTPBadRequest(text="the request target must be a path")
     if headers.get("Content-Encoding", "identity") != "identity":

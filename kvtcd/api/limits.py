@@ -121,9 +121,10 @@ class Traffic:
         if transport is None or transport in self._connections:
             return True
         if len(self._connections) >= self._limit:
-            self._connections = WeakSet(known for known in self._connections if not known.is_closing())
-        if len(self._connections) >= self._limit:
-            return False
+            gone = next((known for known in self._connections if known.is_closing()), None)
+            if gone is None:
+                return False
+            self._connections.discard(gone)
         self._connections.add(transport)
         return True
 

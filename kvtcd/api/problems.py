@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http
 import json
 import logging
 import math
@@ -40,6 +41,14 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         return _answer(request, *_internal())
 
 
+def unparsed(status: int, message: str) -> web.Response:
+    """Return the answer to a request that is no HTTP, or too long; of its bytes nothing is shown."""
+    if status != http.HTTPStatus.BAD_REQUEST:
+        return _written(*_internal())
+    why = message.partition(":")[0]
+    return _written(http_problem(status, "Bad request", f"the request cannot be read: {why}"), {})
+
+
 def _known(error: KvtcdError) -> tuple[dict[str, object], dict[str, str]]:
     kind = kind_of(error)
     if kind is None:
@@ -59,12 +68,16 @@ def _answer(request: web.Request, body: dict[str, object], headers: Mapping[str,
         # Part of an answer is out. Its length is promised, so the only honest end is a broken connection;
         # what is returned below can then no longer be sent.
         request.transport.abort()
-    answer = web.Response(
+    answer = _written(body, headers)
+    if request.app[TRAFFIC].closing:
+        answer.force_close()
+    return answer
+
+
+def _written(body: dict[str, object], headers: Mapping[str, str]) -> web.Response:
+    return web.Response(
         status=int(str(body["status"])),
         body=json.dumps(body).encode(),
         content_type=MEDIA_TYPE,
         headers=headers,
     )
-    if request.app[TRAFFIC].closing:
-        answer.force_close()
-    return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from dataclasses import replace
@@ -32,7 +33,7 @@ def put_head(*headers: str, target: str = TARGET, nbytes: int | None = BLOCK_BYT
 
 
 def statuses(answer: bytes) -> list[int]:
-    return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)]
+    return [int(status) for status in re.findall(rb"HTTP/\d\.\d (\d{3}) ", answer)]
 
 
 SMUGGLED = b"DELETE /v1/namespaces/demo HTTP/1.1\r\nHost: kvtcd\r\n\r\n"
@@ -54,6 +55,7 @@ REFUSED_BY_THE_PARSER = {
     "long header": b"GET /v1 HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 9000 + b"\r\n\r\n",
     "many headers": b"GET /v1 HTTP/1.1\r\nHost: a\r\n" + b"X: a\r\n" * 200 + b"\r\n",
     "no protocol": b"GET /v1\r\n\r\n",
+    "http 2": b"GET /v1 HTTP/2.0\r\nHost: a\r\n\r\n",
     "http 3": b"GET /v1 HTTP/3.0\r\nHost: a\r\n\r\n",
     "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300),
     "odd method": b"G@T /v1 HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -66,6 +68,15 @@ async def test_what_is_no_http_is_refused_and_the_connection_closed(data, caplog
         await daemon.register()
         answer = await daemon.raw(data)
         assert statuses(answer) in ([400], []), answer
+        if answer:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert b"\r\nContent-Type: application/problem+json\r\n" in head
+            problem = json.loads(body)
+            assert (problem["type"], problem["status"]) == ("about:blank", 400)
+            assert problem["detail"].startswith(
+                ("the request cannot be read: ", "the version of HTTP must be")
+            )
+            assert "aaa" not in problem["detail"]
         assert daemon.toy.service.namespaces("uid:1"), "nothing was smuggled"
         assert daemon.blocks() == 0
         assert not any(record.exc_info for record in caplog.records if record.name == "kvtcd.api.http")
