@@ -113,9 +113,13 @@ def _packed(namespace: NamespaceInfo) -> Finding:
         said.append(f"with profile {namespace.profile[:12]}")
     if kl is not None:
         said.append(f"which costs {kl:.2g} nats per token by its own curve")
+    drift = namespace.drift
+    drifting = drift is not None and drift.state == "drifting"
+    if drift and drifting:
+        said.append(f"blocks are unlike calibration ({drift.why})")
     return Finding(
         f"namespace {namespace.name}",
-        "note" if reason else "ok",
+        "note" if reason or drifting else "ok",
         ", ".join(said) + (f": {reason}" if reason else ""),
     )
 

@@ -127,8 +127,10 @@ def _namespaces(answers: Answers, shown: Figures) -> Table:
     for held in shown.namespaces:
         said = known.get(held.name)
         kl = said.expected_kl if said else None
+        drifting = said and said.drift and said.drift.state == "drifting"
+        codec = f"{said.codec} (unlike calibration)" if said and drifting else said.codec if said else ""
         table.add_row(
-            held.name, said.codec if said else "", "" if kl is None else f"{kl:.2g}", f"{held.blocks:,}",
+            held.name, codec, "" if kl is None else f"{kl:.2g}", f"{held.blocks:,}",
             _bytes(held.bytes), _ratio(held.ratio), f"{held.hits:,}", _found(held),
         )  # fmt: skip
     return table

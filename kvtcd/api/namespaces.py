@@ -51,6 +51,7 @@ def _info(namespace: Namespace) -> NamespaceInfo:
         codec.profile,
         codec.expected_kl,
         namespace.identity,
+        codec.drift,
     )
 
 

@@ -24,8 +24,10 @@ from kvtcd.codec.rivals.setting import Setting, obstacle
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
 from kvtcd.codec.stepped import Stepped
+from kvtcd.codec.watch import Watched
 from kvtcd.core.blob import BasisId, Blob, CodecId, Header
 from kvtcd.core.dials import DIALS
+from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
@@ -73,11 +75,17 @@ class NamespaceCodec:
 
     def __init__(
         self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None,
-        *, profile: str | None = None, expected_kl: float | None = None,
+        *, profile: str | None = None, expected_kl: float | None = None, watched: Watched | None = None,
     ) -> None:  # fmt: skip
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
         self.profile, self.expected_kl = profile, expected_kl
+        self._watched = watched
+
+    @property
+    def drift(self) -> Drift | None:
+        """What sampled blocks say of the profile; None without one. May be read on any thread."""
+        return self._watched.drift if self._watched else None
 
     def analyze(
         self,
@@ -184,6 +192,11 @@ def codec_for(
         encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None
     ) -> NamespaceCodec:
         decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
+        watched = None
+        if profile:
+            encoder = watched = Watched(
+                encoder, layout, rope, profile, sinks=choice.sinks, on_drift=choice.on_drift, device=device
+            )
         if pages:
             encoder, decoder = PagedEncoder(encoder, pages), PagedDecoder(decoder, pages)
         if accelerator:
@@ -192,6 +205,7 @@ def codec_for(
             encoder, decoder, name, reason,
             profile=profile.digest.hex() if profile else None,
             expected_kl=_expected_kl(profile, choice) if profile else None,
+            watched=watched,
         )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:

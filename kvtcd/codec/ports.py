@@ -40,6 +40,8 @@ class Reason(StrEnum):
     """Its error was above the bound at every step."""
     UNUSUAL = "unusual"
     """A layer or head is not spread as calibration saw it: perhaps a fault in the model."""
+    DRIFT = "drift"
+    """Blocks of late are unlike those of calibration, and the policy has such stored losslessly."""
 
 
 @dataclass(frozen=True, slots=True)

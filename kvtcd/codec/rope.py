@@ -45,15 +45,17 @@ class Rotation:
         first_token: position of the run's first token.
         tokens: length of the run, ``T``.
         inverse: undo instead of apply.
+        every: positions from one of these tokens to the next.
         device: where the vectors lie.
     """
 
     def __init__(
-        self, rope: Rope, first_token: int, tokens: int, *, inverse: bool, device: torch.device | str = "cpu"
-    ) -> None:
+        self, rope: Rope, first_token: int, tokens: int, *,
+        inverse: bool, every: int = 1, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         frequencies, factor = inverse_frequencies(rope)
         # Summed in float64, which holds every position there is; an int64 would not hold every u64.
-        positions = torch.arange(tokens, dtype=torch.float64, device=device) + float(first_token)
+        positions = every * torch.arange(tokens, dtype=torch.float64, device=device) + float(first_token)
         angles = torch.outer(positions.to(torch.float32), frequencies.to(device))[:, None, :]
         scale = 1.0 / factor if inverse else factor
         self._dim, self._pairing = rope.rotary_dim, rope.pairing

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from kvtcd.config.values import Duration, Fraction, Part, Table, read, validated
 from kvtcd.core.dials import DIALS, CodecName, DialName
+from kvtcd.core.drift import OnDrift
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
     Admit,
@@ -74,9 +75,9 @@ class _CodecTable(Table):
             raise ValueError(why)
         return options
 
-    def choice(self) -> CodecChoice:
+    def choice(self, on_drift: OnDrift) -> CodecChoice:
         """Return what this says."""
-        asked = self.model_dump()
+        asked = self.model_dump() | {"on_drift": on_drift}
         if self.ratio is None and self.max_kl is None:
             asked["ratio"] = _OWN_RATIO.get(self.name)
         return CodecChoice(**asked)
@@ -149,6 +150,10 @@ class _Pressure(Table):
     packer_behind: Literal["drop", "lossless"] = "drop"
 
 
+class _Quality(Table):
+    on_drift: OnDrift = "warn"
+
+
 class _Stop(Table):
     flush: Literal["none", "host"] = "host"
 
@@ -162,6 +167,7 @@ class _PolicyFile(Table):
     share: _ShareTable = _ShareTable()
     promote: _PromoteTable = _PromoteTable()
     pressure: _Pressure = _Pressure()
+    quality: _Quality = _Quality()
     stop: _Stop = _Stop()
 
 
@@ -187,7 +193,7 @@ def load_policy(path: Path) -> Policy:
     return Policy(
         name=path.stem,
         match=Match(**table.match.model_dump()),
-        codec=table.codec.choice(),
+        codec=table.codec.choice(table.quality.on_drift),
         host=HostTier(**table.tiers.host.model_dump()),
         disk=DiskTier(**table.tiers.disk.model_dump()),
         admit=Admit(**table.admit.model_dump()),

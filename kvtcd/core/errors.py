@@ -20,6 +20,7 @@
     │   └── WrongRecord         an intact record found under a key that is not its own
     ├── ProfileMismatch         a profile of another model, layout or RoPE
     ├── UnknownProfile          a blob names a profile that is not here
+    ├── Drifted                 blocks unlike those their profile was made from, not to be packed; `why`
     ├── UnsupportedCache        an engine cache whose past cannot be stored by prefix
     ├── UnsupportedModel        a model that cannot be calibrated
     ├── StoreFailed             the disk tier could not complete an operation; `op`, `code`
@@ -190,6 +191,14 @@ class UnknownProfile(KvtcdError):
     def __init__(self, digest: bytes) -> None:
         self.digest = digest
         super().__init__(f"profile {digest.hex()} is not in the profiles folder; copy it there")
+
+
+class Drifted(KvtcdError):
+    """Blocks are unlike what their profile was made from, and their policy does not have such packed."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(f'unlike calibration ({why}), and the policy says quality.on_drift = "refuse"')
 
 
 class UnsupportedCache(KvtcdError):

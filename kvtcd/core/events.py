@@ -32,6 +32,8 @@ class Reason(StrEnum):
     """The stored bytes failed their check; the copy is dropped."""
     FAILED = "failed"
     """The move could not be completed; the source is unharmed."""
+    DRIFT = "drift"
+    """Blocks are unlike what their profile was made from, and their policy does not have such packed."""
     DELETED = "deleted"
     EXPIRED = "expired"
     """Its time to live is over."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from kvtcd.core.access import Scope
+from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadRequest
 from kvtcd.core.forms import KEY, Range
 from kvtcd.core.identity import MAX_BLOCK_TOKENS, Identity
 from kvtcd.core.keys import EngineKey
-from kvtcd.core.message import INLINE, Answer, Request, derived
+from kvtcd.core.message import INLINE, SPARSE, Answer, Request, derived
 from kvtcd.core.place import Tier
 
 API_VERSION = 1
@@ -128,6 +129,8 @@ class NamespaceInfo(Answer):
         expected_kl: divergence that calibration measured where the dial stands, nats per token; None where
             nothing was measured.
         identity: what was registered.
+        drift: whether blocks, of which some are looked at, are like those that the profile was made from;
+            None without one.
     """
 
     name: str
@@ -137,6 +140,7 @@ class NamespaceInfo(Answer):
     profile: str | None
     expected_kl: Annotated[float, Range(0)] | None
     identity: Identity
+    drift: Annotated[Drift | None, SPARSE] = None
 
 
 @dataclass(frozen=True, slots=True)

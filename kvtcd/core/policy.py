@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from kvtcd.core.dials import DIALS, CodecName
+from kvtcd.core.drift import OnDrift
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
@@ -40,7 +41,8 @@ class CodecChoice:
     `ratio`: wanted; for `kvtc` one of 8, 16, 32 and 64, before entropy coding. `max_kl`: for `kvtc2`, the
     divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence that stay exact,
     or for `kvtc2`'s window finer; to `lossless` they mean nothing. `bits`: of a value, before what goes with
-    them. `level`: of CacheGen.
+    them. `level`: of CacheGen. `on_drift`: what becomes of blocks that are unlike what the profile was made
+    from.
     """
 
     name: CodecName = "kvtc2"
@@ -51,6 +53,7 @@ class CodecChoice:
     bits: int | None = None
     level: int | None = None
     options: tuple[str, ...] = ()
+    on_drift: OnDrift = "warn"
 
     def __post_init__(self) -> None:
         dial = DIALS[self.name]

@@ -30,6 +30,17 @@ class Metrics:
         self.unprofiled = self._counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
         )
+        self.drifts = self._counter(
+            "drifts", "Times that blocks of a namespace became unlike calibration, or like it", "state"
+        )
+        self.drifting = self._of_namespaces("drifting", "Whether blocks are unlike calibration")
+        self.watched = self._of_namespaces("watched_blocks", "Blocks that were compared with calibration")
+        self.drift = Gauge(
+            "kvtcd_namespace_drift",
+            "Of the last sampled blocks, over calibration: energy, what its basis misses; kurtosis",
+            ["namespace", "stream", "figure"],
+            registry=self.registry,
+        )
         self.raw_bytes = self._counter("packed_raw_bytes", "Raw bytes of the blocks packed")
         self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
         self.warmed = self._counter("warmed_blocks", "Blocks brought up after a start because they were hot")
@@ -92,6 +103,9 @@ class Metrics:
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
+
+    def _of_namespaces(self, name: str, text: str) -> Gauge:
+        return Gauge(f"kvtcd_namespace_{name}", text, ["namespace"], registry=self.registry)
 
     def moved(self, source: Place, target: Place, outcome: Reason | None) -> None:
         """Note the end of a move; `outcome` None is success."""

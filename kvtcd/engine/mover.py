@@ -19,11 +19,19 @@ from typing import Protocol
 
 import numpy as np
 
-from kvtcd.core.errors import Corrupt, DeviceLost, KvtcdError, StoreFailed, StoreFull, UnknownProfile
+from kvtcd.core.errors import (
+    Corrupt,
+    DeviceLost,
+    Drifted,
+    KvtcdError,
+    StoreFailed,
+    StoreFull,
+    UnknownProfile,
+)
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
-from kvtcd.engine import steps
+from kvtcd.engine import drift, steps
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.pipeline import Flight, Pipeline
@@ -129,9 +137,11 @@ class Mover:
         self._metrics.disk_full.inc(full)
         if damaged:
             self._metrics.damaged.labels(type(error).__name__).inc()
-        self._metrics.moved(move.source, move.target, Reason.DAMAGED if damaged else Reason.FAILED)
+        unlike = isinstance(error, Drifted)  # told once for all blocks, by `drift`
+        reason = Reason.DAMAGED if damaged else Reason.DRIFT if unlike else Reason.FAILED
+        self._metrics.moved(move.source, move.target, reason)
         by_the_writer = isinstance(error, StoreFailed) and move.target is Place.DISK
-        told = by_the_writer or isinstance(error, DeviceLost)  # by who ends the process
+        told = unlike or by_the_writer or isinstance(error, DeviceLost)  # by who ends the process
         log = _log.debug if told else _log.warning
         log(
             "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
@@ -164,7 +174,10 @@ class Mover:
             .then(stages.deflate, lambda analyzed: analyzed.deflate())
         )  # fmt: skip
         sealed = deflated.then(stages.seal, lambda packed: steps.seal(packed, move.key, origin, tenant))
-        record = await sealed.end()
+        try:
+            record = await sealed.end()
+        finally:
+            drift.notice(namespace, self._metrics)
         self._count(await deflated.end(), origin, hurried=move.lossless)
         return record
 

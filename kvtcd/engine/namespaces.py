@@ -33,10 +33,11 @@ class Tenant:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """One registered identity of one tenant. Only `policy` and `codec` ever change, when that is reloaded.
+    """One registered identity of one tenant. Only `policy`, `codec` and `drifting` ever change.
 
     `number` stands for (tenant, digest) in the catalog. `generation` is written into every envelope, so that
     records of a purged namespace are never taken for those of its successor. `lossless` packs in a hurry.
+    `drifting`: it was told that blocks are unlike the calibration of its profile.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Namespace:
     policy: Policy
     codec: Codec
     lossless: Codec
+    drifting: bool = False
 
 
 class Registry:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core.blob import Blob, CodecId
+from kvtcd.core.drift import Drift
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form
@@ -124,6 +125,10 @@ class Codec(Protocol):
     @property
     def expected_kl(self) -> float | None:
         """Divergence that calibration measured where the dial stands, nats per token."""
+
+    @property
+    def drift(self) -> Drift | None:
+        """What sampled blocks say of the profile; None without one. Any thread may ask."""
 
     def analyze(
         self, raw: Bytes, *, tokens: int, first_token: int | None, after: int, scratch: Scratch

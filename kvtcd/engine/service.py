@@ -15,6 +15,7 @@ from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
+from kvtcd.engine import drift
 from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
@@ -271,4 +272,5 @@ class Service:
         self.metrics.waiting.set(self._driver.waiting)
         for lane in (*self._lanes, *self._guests):
             self.metrics.queue.labels(lane.name).set(lane.pending)
+        drift.show(self._registry.all(), self.metrics)
         return self.metrics.text()

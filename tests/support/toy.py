@@ -18,6 +18,7 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core import blob as blobs
 from kvtcd.core.blob import CodecId, Header, Kind, Run
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.layout import Dtype, kv_layout
@@ -106,6 +107,7 @@ class ToyCodec:
     reason: str | None = None
     profile: str | None = None
     expected_kl: float | None = None
+    drift: Drift | None = None
     afters: dict[bytes, int] = field(default_factory=dict)
     fail: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)

@@ -114,12 +114,13 @@ export function hour(samples) {
 
 export function namespaces(found, stats, policies) {
   const governing = Object.fromEntries(policies.flatMap((policy) => policy.namespaces.map((name) => [name, policy.name])));
-  const rows = found.map(({ name, identity, codec, codec_reason: reason, expected_kl: kl }) => {
+  const rows = found.map(({ name, identity, codec, codec_reason: reason, expected_kl: kl, drift }) => {
+    const unlike = drift?.state === "drifting" ? `unlike calibration: ${drift.why}` : null;
     const own = stats.own[name] ?? { misses: 0, tiers: {} };
     const [below, all] = [packed(own.tiers), hits(own.tiers)];
     return [
       [name, element("span", { class: "note" }, identity.model)],
-      reason ? [codec, element("span", { class: "note" }, reason)] : codec,
+      [codec, ...[reason, unlike].filter(Boolean).map((note) => element("span", { class: "note" }, note))],
       ratio(sum(below, (place) => place.raw_bytes), sum(below, (place) => place.bytes)),
       kl === null ? NONE : element("data", { value: String(kl) }, kl.toPrecision(2)),
       bytes(sum(places(own.tiers), (place) => place.bytes)),

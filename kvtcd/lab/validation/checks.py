@@ -22,6 +22,8 @@ from torch import Tensor
 
 from kvtcd.codec.profile import StreamProfile
 from kvtcd.codec.rivals.sq import spectra
+from kvtcd.codec.watch import first_components
+from kvtcd.core.drift import ENERGY, KURTOSIS, MISSED
 from kvtcd.lab.dimension import dimension
 
 Kind = Literal["budget", "tails", "gain", "drift"]
@@ -29,15 +31,11 @@ Kind = Literal["budget", "tails", "gain", "drift"]
 _ROWS_OF_HEADS = 4.0
 _LIMITED = 0.8
 _CAPTURED = 0.9
-_ENERGY = 0.9
-"""Of the calibrated energy, where that which is missed is looked at."""
-_MISSED = 2.0
 Basis = Literal["layers", "heads", "both"]
-_KURTOSIS, _HILL = 9.0, 3.0
+_HILL = 3.0
 _TAIL = 0.01
 """Share of the rows that Hill's index is of."""
 _GAIN_DB = 1.0
-_DRIFT = 1.5
 _TINY = 1e-30
 
 
@@ -110,7 +108,7 @@ def of_rows(profile: StreamProfile, rows: Tensor) -> Seen:
     own, kurtosis = _tails(flat - flat.mean(dim=0))
     checks = [
         *_heads(profile, flat.view(rows.shape), layers, heads),
-        _energy(missed),
+        _energy(profile, missed),
         _gain(variances, energy, flat.shape[1]),
         *own,
         _drift(energy / profile.total),
@@ -162,18 +160,18 @@ def _heads(profile: StreamProfile, centred: Tensor, layers: int, heads: int) -> 
     ]
 
 
-def _energy(missed: tuple[Tensor, Tensor]) -> Check:
+def _energy(profile: StreamProfile, missed: tuple[Tensor, Tensor]) -> Check:
     """Compare what is missed where calibration has nine tenths of the energy."""
     promised, found = missed
-    rank = min(int((promised > 1 - _ENERGY).sum()), len(promised) - 1)
+    rank = first_components(profile.spectrum, profile.total) - 1
     times = float(found[rank] / promised[rank].clamp_min(_TINY))
     return Check(
         "energy of all layers",
         "layers",
         "budget",
         times,
-        _MISSED,
-        times <= _MISSED,
+        MISSED,
+        times <= MISSED,
         f"the first {rank + 1} components of all layers miss {float(found[rank]):.1%} of held-out energy, "
         f"{times:.2f} times what calibration promised",
     )
@@ -206,16 +204,16 @@ def _tails(x: Tensor) -> tuple[list[Check], Tensor]:
     largest = x.abs().topk(count + 1, dim=0).values.clamp_min(_TINY)
     hill = float((1 / (largest[:-1] / largest[-1]).log().mean(dim=0).clamp_min(_TINY)).median())
     share = float(x.square().sum(dim=1).max() / x.square().sum()) * len(x)
-    typical, wide = float(kurtosis.median()), float((kurtosis > _KURTOSIS).float().mean())
+    typical, wide = float(kurtosis.median()), float((kurtosis > KURTOSIS).float().mean())
     return [
         Check(
             "kurtosis",
             "both",
             "tails",
             typical,
-            _KURTOSIS,
-            typical <= _KURTOSIS,
-            f"kurtosis of a coordinate {typical:.1f} (normal: 3; above {_KURTOSIS:g} in {wide:.1%} of them); "
+            KURTOSIS,
+            typical <= KURTOSIS,
+            f"kurtosis of a coordinate {typical:.1f} (normal: 3; above {KURTOSIS:g} in {wide:.1%} of them); "
             f"the largest token has {share:.1f} times the mean energy",
         ),
         Check(
@@ -236,8 +234,8 @@ def _drift(times: float) -> Check:
         "both",
         "drift",
         times,
-        _DRIFT,
-        1 / _DRIFT <= times <= _DRIFT,
+        ENERGY,
+        1 / ENERGY <= times <= ENERGY,
         f"held-out rows have {times:.2f} times the energy of calibration about its mean",
     )
 
