@@ -152,6 +152,14 @@ def calibrate(
     low_memory: Annotated[
         bool, typer.Option("--low-memory", help="Shorter windows and at most 2,048 components.")
     ] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(help="A profile for each rank of a split model: tp4, pp2 or pp2-tp4."),
+    ] = None,
+    stage_layers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Layers of each stage (pp), in order; default: equally many."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of model and fit; default: all cores.")
     ] = None,
@@ -169,7 +177,8 @@ def calibrate(
 
     lab.command(
         model=model, files=text or [], tokens=tokens, seed=seed, rank=rank, sensitivity=sensitivity,
-        low_memory=low_memory, threads=threads, device=device, out=out, json=json,
+        low_memory=low_memory, split=split, stage_layers=stage_layers or [], threads=threads, device=device,
+        out=out, json=json,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from kvtcd.lab.calibration_report import figures, show
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.gather import SAMPLE, WINDOW
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.parts import parts_of
 from kvtcd.lab.phases import Phases
 
 RECIPE_TOKENS = 32_768
@@ -46,6 +47,8 @@ def command(
     rank: int,
     sensitivity: Sensitivity,
     low_memory: bool,
+    split: str | None,
+    stage_layers: Sequence[int],
     threads: int | None,
     device: str,
     out: Path | None,
@@ -61,21 +64,25 @@ def command(
         rank: cap on components.
         sensitivity: how errors are weighed, see `calibration.calibrate`.
         low_memory: read shorter windows, whose gradients take less, and cap components lower.
+        split: over which ranks the model is split, each of which gets a profile; see `parts.parts_of`.
+        stage_layers: layers of each stage of a pipeline; equally many without.
         threads: of the model and the fit; as many as torch chooses when None.
         device: where the model runs and the profile is fitted.
-        out: a file or a folder; profiles in the cache folder when None.
+        out: a file, but not for several profiles, or a folder; profiles in the cache folder when None.
         json: a file for the figures.
 
     Raises:
         Unavailable: the model or the device cannot be had.
         UnsupportedCache, UnsupportedRope: it cannot be calibrated.
-        ConfigError: a text or the output cannot be used, or the texts have fewer tokens.
+        ConfigError: a text, the split or the output cannot be used, or the texts have fewer tokens.
     """
     began = time.perf_counter()
     if threads:
         torch.set_num_threads(threads)
     sources = texts.read(files) if files else texts.recipe()
     target = _writable(out or models.cache_folder() / "profiles")
+    if split and target.suffix == SUFFIX:
+        raise ConfigError(target, "", "is one file; --split makes a profile for each rank: name a folder")
     console = Console()
     with Progress(
         TextColumn("{task.description}"),
@@ -86,17 +93,20 @@ def command(
     ) as progress:
         loaded = models.load(models.resolve(model, progress))
         _move(loaded, device)
-        made = calibrate(
-            loaded, models.identity(loaded), sources,
+        identity = models.identity(loaded)
+        ranks = calibrate(
+            loaded, identity, sources, parts=parts_of(identity, split, stage_layers) if split else (),
             tokens=tokens, seed=seed, rank=min(rank, _FEW) if low_memory else rank,
             window=_SHORT if low_memory else WINDOW, sensitivity=sensitivity,
             checkpoints=_checkpoints(), phases=Phases(progress),
         )  # fmt: skip
-    path = _write(made.data, target)
-    found = figures(made, loaded, path, time.perf_counter() - began)
-    show(console, made, path, found)
+    took, of_ranks = time.perf_counter() - began, []
+    for made in ranks:
+        path = _write(made.data, target)
+        of_ranks.append(figures(made, loaded, path, took))
+        show(console, made, path, of_ranks[-1])
     if json:
-        write_json(json, "calibrate", found)
+        write_json(json, "calibrate", {"ranks": of_ranks} if split else of_ranks[0])
 
 
 def profile_for(loaded: LoadedModel, phases: Phases | None = None, *, tokens: int = RECIPE_TOKENS) -> Path:
@@ -126,7 +136,7 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None, *, tokens: in
     ]
     folder = models.cache_folder() / "profiles" / name_of(made_of)
     if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
-        made = calibrate(
+        (made,) = calibrate(
             loaded, identity, recipe, tokens=tokens, window=window, sensitivity=_SENSITIVITY,
             checkpoints=_checkpoints(), phases=phases,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Calibration: a model and texts in, a profile out.
+"""Calibration: a model and texts in, a profile out, or one for each rank of a model that is split.
 
 The paper calibrates on 160,000 tokens in under ten minutes on a GPU, and its bases have 2.4 to 8.7 % of the
 parameters of models of 1.5 to 70 billion (appendix B.1, tables 8 and 21). A basis has ``r p`` numbers, where
@@ -34,8 +34,9 @@ from kvtcd.lab import models
 from kvtcd.lab.attention import local_gradients
 from kvtcd.lab.checkpoint import Checkpoint
 from kvtcd.lab.dial import finer, measure, steps
-from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Reading, gather, plan_reading
+from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Gathered, Reading, Taker, gather, plan_reading
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import Differentiate, gradients
 from kvtcd.lab.texts import Text
@@ -81,6 +82,7 @@ def calibrate(
     identity: Identity,
     sources: Sequence[Text],
     *,
+    parts: Sequence[Part] = (),
     tokens: int,
     seed: int = 0,
     rank: int = MAX_RANK,
@@ -89,13 +91,14 @@ def calibrate(
     checkpoints: Path,
     every: float = 30.0,
     phases: Phases | None = None,
-) -> Calibration:
-    """Run a model over texts and fit its profile.
+) -> list[Calibration]:
+    """Run a model over texts once and fit a profile, or one for each rank.
 
     Args:
         loaded: the model; second moments lie on its device.
         identity: of its caches. Where no stream is rotated, keys are taken as they are in the cache.
         sources: the texts.
+        parts: of all ranks; without, there is one, the whole.
         tokens: how many of them to read, in whole windows.
         seed: of every random choice.
         rank: cap on components.
@@ -111,36 +114,53 @@ def calibrate(
         UnsupportedCache: a layer of the model does not keep its whole past.
         UnsupportedModel: ``attention`` was asked for, and the model's is not of the standard kind.
     """
-    start = models.tokenize(loaded, "")
+    start, phases = models.tokenize(loaded, ""), phases or Phases()
     ids = [models.tokenize(loaded, source.text)[len(start) :] for source in sources]
     reading = plan_reading(ids, tokens, seed=seed, window=window, start=start)
-    origin = _origin(identity, sources, reading, seed, sensitivity)
-    checkpoint = Checkpoint(checkpoints / _checkpoint_name(loaded, origin, reading), every)
-    gathered = checkpoint.restore(loaded.model.device)
-    phases = phases or Phases()
-    phases.seconds |= gathered.seconds
-    gather(
-        loaded, identity, reading, phases=phases, gathered=gathered, keep=checkpoint.keep,
-        differentiate=_DIFFERENTIATE.get(sensitivity),
+    ranks = parts or [Part.whole(identity)]
+    origins = [_origin(part.identity, sources, reading, seed, sensitivity) for part in ranks]
+    kept = [Checkpoint(checkpoints / _checkpoint_name(loaded, one, reading), every) for one in origins]
+    takers = [
+        Taker(part, checkpoint.restore(loaded.model.device), checkpoint.keep)
+        for part, checkpoint in zip(ranks, kept, strict=True)
+    ]
+    phases.seconds |= takers[0].gathered.seconds
+    gather(loaded, identity, reading, takers, phases=phases, differentiate=_DIFFERENTIATE.get(sensitivity))
+    fitted = [
+        _fit(origin, taker.gathered, rank, phases) for origin, taker in zip(origins, takers, strict=True)
+    ]
+    grid = steps([own for profile in fitted for own in profile.weighted.values()])
+    fitted = [_trimmed(profile, profile.origin, grid[0])[0] for profile in fitted]
+    curves = measure(
+        loaded, identity, list(zip(ranks, fitted, strict=True)), reading.windows[: reading.held_out],
+        grid=finer(grid), phases=phases,
     )  # fmt: skip
+    made = []
+    for number, trimmed in enumerate(fitted):
+        curve = tuple(curves[number].to_json()) if curves else ()
+        profile, data = _trimmed(trimmed, dataclasses.replace(origins[number], curve=curve), grid[0])
+        samples = takers[number].gathered.samples
+        held_out = {name: _held_out(stream, samples[name]) for name, stream in profile.streams.items()}
+        made.append(Calibration(profile, data, sum(map(len, reading.windows)), phases.seconds, held_out))
+    for checkpoint in kept:
+        checkpoint.discard()
+    return made
+
+
+def _fit(origin: Origin, gathered: Gathered, rank: int, phases: Phases) -> Profile:
     weights = {name: found.moment for name, found in gathered.sensitivities.items()}
     predictor = gathered.tokens.rows(gathered.pilot_basis()) if gathered.tokens else None
-    fitted, _ = fit_profile(
+    profile, _ = fit_profile(
         origin, gathered.moments, gathered.samples, rank=rank, weights=weights, tokens=predictor,
         weighed=gathered.weighed, watch=phases,
     )  # fmt: skip
-    grid = steps(fitted.weighted)
-    weighted = {name: own.trimmed(grid[0]) for name, own in fitted.weighted.items()}
-    fitted, _ = build(origin, fitted.streams, weighted)
-    curve = measure(
-        loaded, identity, fitted, reading.windows[: reading.held_out], grid=finer(grid), phases=phases
-    )  # fmt: skip
-    profile, data = build(
-        dataclasses.replace(origin, curve=tuple(curve.to_json() if curve else ())), fitted.streams, weighted
-    )  # fmt: skip
-    held_out = {name: _held_out(stream, gathered.samples[name]) for name, stream in profile.streams.items()}
-    checkpoint.discard()
-    return Calibration(profile, data, sum(map(len, reading.windows)), phases.seconds, held_out)
+    return profile
+
+
+def _trimmed(profile: Profile, origin: Origin, step: float) -> tuple[Profile, bytes]:
+    """Return a profile, and its file, without what the finest step that is measured leaves uncoded."""
+    weighted = {name: own.trimmed(step) for name, own in profile.weighted.items()}
+    return build(origin, profile.streams, weighted)
 
 
 def _origin(

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from kvtcd.core.split import CANONICAL
 from kvtcd.lab.calibration import Calibration
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.profile_view import curve_table
@@ -27,6 +28,7 @@ def figures(made: Calibration, loaded: LoadedModel, path: Path, seconds: float) 
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     return {
         "model": made.profile.origin.model,
+        "parallel": made.profile.origin.parallel,
         "tokens": made.tokens,
         "texts": [text.name for text in made.profile.origin.texts],
         "seconds": seconds,
@@ -70,9 +72,10 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
     share, model_bytes = found["share_of_parameters"], found["model_bytes"]
     assert isinstance(share, float)
     assert isinstance(model_bytes, int)
-    streams = made.profile.streams
+    streams, origin = made.profile.streams, made.profile.origin
+    whose = origin.model if origin.parallel == CANONICAL else f"{origin.model} {origin.parallel}"
     table = Table(
-        title=f"Profile of {made.profile.origin.model}, {made.tokens:,} tokens",
+        title=f"Profile of {whose}, {made.tokens:,} tokens",
         caption="bytes before DEFLATE; error: share of the energy of held-out rows",
     )
     for heading in (

@@ -7,7 +7,8 @@ what these texts have in common and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate
 from kvtcd.lab.evaluate import Block, Document
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import PART
 
@@ -38,13 +40,13 @@ _STEPS = 20
 _RESAMPLES = 2_000
 
 
-def steps(weighted: Mapping[str, Weighted]) -> list[float]:
-    """Return steps, ascending, by how many components each leaves to code."""
-    features = sum(stream.basis.shape[1] for stream in weighted.values())
-    largest = max(float(stream.spread.max()) for stream in weighted.values())
+def steps(streams: Sequence[Weighted]) -> list[float]:
+    """Return steps, ascending, by how many components each leaves to code of these streams."""
+    features = sum(stream.basis.shape[1] for stream in streams)
+    largest = max(float(stream.spread.max()) for stream in streams)
 
     def coded(step: float) -> float:
-        widths = [Widths.of(stream.spread, step) for stream in weighted.values()]
+        widths = [Widths.of(stream.spread, step) for stream in streams]
         return sum(len(rows) for each in widths for rows in each.rows.values()) / features
 
     grid = [largest / LEAST / _GRID**n for n in range(_STEPS)]
@@ -59,62 +61,95 @@ def finer(grid: Sequence[float]) -> list[float]:
 def measure(
     loaded: LoadedModel,
     identity: Identity,
-    profile: Profile,
+    ranks: Sequence[tuple[Part, Profile]],
     windows: Sequence[Sequence[int]],
     *,
     grid: Sequence[float],
     phases: Phases,
-) -> Curve | None:
-    """Measure the curve of a profile at steps, ascending, on windows of tokens; None where none can be used.
+) -> list[Curve] | None:
+    """Measure the curves of the profiles of all ranks of a model; None where no window can be used.
+
+    All ranks are packed at once, at the same step: ratio and divergence are those of the model, the same for
+    all; the error that a rank's guard goes by is its own.
+
+    Args:
+        loaded: the model.
+        identity: of its caches, whole.
+        ranks: their parts and profiles.
+        windows: of tokens.
+        grid: steps, ascending.
+        phases: shows and times what goes on.
 
     Raises:
         UnsupportedCache: a layer of the model does not keep its whole past.
     """
-    coder = Stepped(identity.layout, identity.rope, profile, loaded.model.device)
+    coders = [
+        (part, Stepped(part.identity.layout, identity.rope, profile, loaded.model.device))
+        for part, profile in ranks
+    ]
     with phases.timed("curve"), phases.bar("rate and quality", len(grid) + 1) as advance:
         documents, floors = [], []
         for window in windows:
             behind = len(window) // PART
             documents.append(evaluate.read(loaded, identity, window, len(window) - behind))
             floors.append(evaluate.noise(loaded, identity, documents[-1]).kl)
-        points: list[Point] = []
+        points: list[list[Point]] = []
         for done, step in enumerate(grid):
             advance(done + 1)
-            if point := _point(loaded, identity, coder, documents, step):
-                points.append(point)
-    return Curve(tuple(points), float(np.mean(floors))) if len(points) > 1 else None
+            if found := _points(loaded, identity, coders, documents, step):
+                points.append(found)
+    if len(points) < 2:
+        return None
+    return [Curve(own, float(np.mean(floors))) for own in zip(*points, strict=True)]
 
 
-def _point(
-    loaded: LoadedModel, identity: Identity, coder: Stepped, documents: Sequence[Document], step: float
-) -> Point | None:
-    """Measure one step; None where it is too fine for the codes there are, or to be measured."""
-    sizes, qualities, errors = evaluate.Size(), [], []
+def _points(
+    loaded: LoadedModel,
+    identity: Identity,
+    coders: Sequence[tuple[Part, Stepped]],
+    documents: Sequence[Document],
+    step: float,
+) -> list[Point] | None:
+    """Measure one step for each rank; None where it is too fine for the codes there are, or to measure."""
+    sizes, qualities, errors = evaluate.Size(), [], [list[Tensor]() for _ in coders]
     for document in documents:
         recent = len(document.continuation)
-        encoder = Kvtc2(
-            identity.layout, identity.rope, coder.profile, step, window=recent, device=loaded.model.device
-        )
-        encoded = evaluate.encode(encoder, document.blocks)
-        if any(packed.codec is not CodecId.KVTC2 for packed in encoded):
-            return None
-        decoded = evaluate.decode(coder, document.blocks, encoded)
-        logits = evaluate.continue_behind(loaded, decoded, identity.layout, document.continuation)
-        sizes += evaluate.size(identity.layout, document.blocks, encoded, recent)
+        behind = [block.raw.clone() for block in document.blocks]
+        for (part, coder), own in zip(coders, errors, strict=True):
+            layout = part.identity.layout
+            blocks = [
+                replace(block, raw=part.take(block.raw, identity.layout, block.tokens))
+                for block in document.blocks
+            ]
+            encoder = Kvtc2(
+                layout, identity.rope, coder.profile, step, window=recent, device=loaded.model.device
+            )
+            encoded = evaluate.encode(encoder, blocks)
+            if any(packed.codec is not CodecId.KVTC2 for packed in encoded):
+                return None
+            sizes += evaluate.size(layout, blocks, encoded, recent)
+            own += [weighted_errors(coder, block, step, recent) for block in blocks]
+            for raw, block, whole in zip(
+                evaluate.decode(coder, blocks, encoded), blocks, behind, strict=True
+            ):
+                part.put(raw, whole, identity.layout, block.tokens)
+        logits = evaluate.continue_behind(loaded, behind, identity.layout, document.continuation)
         qualities.append(evaluate.quality(document.logits, logits, document.continuation))
-        errors += [weighted_errors(coder, block, step, recent) for block in document.blocks]
     low, high = _interval([quality.kl for quality in qualities])
     if low <= 0.0:  # less than the sum of a distribution's float32 logarithms can tell
         return None
-    return Point(
-        step=step,
-        ratio=sizes.ratio,
-        error=float(torch.cat(errors).mean()),
-        kl=float(np.mean([quality.kl for quality in qualities])),
-        kl_lo=low,
-        kl_hi=high,
-        top1=float(np.mean([quality.top1 for quality in qualities])),
-    )
+    return [
+        Point(
+            step=step,
+            ratio=sizes.ratio,
+            error=float(torch.cat(own).mean()),
+            kl=float(np.mean([quality.kl for quality in qualities])),
+            kl_lo=low,
+            kl_hi=high,
+            top1=float(np.mean([quality.top1 for quality in qualities])),
+        )
+        for own in errors
+    ]
 
 
 def weighted_errors(coder: Stepped, block: Block, step: float, recent: int) -> Tensor:

@@ -23,7 +23,6 @@ from itertools import islice
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from kvtcd.codec.basis import Moments
 from kvtcd.codec.rope import Rotation
@@ -35,6 +34,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.integrations.transformers_blocks import raw_block
 from kvtcd.lab.capture import prefill, windows
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import PART, Differentiate, Sensitivity
 from kvtcd.lab.token_weights import Pilot, Regression
@@ -147,17 +147,31 @@ def plan_reading(
     return Reading(dealt, held_out, _choose(held_out, window - SINKS, seed), seed)
 
 
+@dataclass(slots=True)
+class Taker:
+    """Who takes in what a model reads: one rank.
+
+    Attributes:
+        part: of the model's cache.
+        gathered: so far; changed in place.
+        keep: called after each window.
+    """
+
+    part: Part
+    gathered: Gathered
+    keep: Callable[[Gathered], None]
+
+
 def gather(
     loaded: LoadedModel,
     identity: Identity,
     reading: Reading,
+    takers: Sequence[Taker],
     *,
     phases: Phases,
-    gathered: Gathered,
-    keep: Callable[[Gathered], None],
     differentiate: Differentiate | None = None,
 ) -> None:
-    """Run the model over the windows that have not been read yet and take in their rows.
+    """Run the model over the windows that somebody has not taken in yet.
 
     The result is the same, bit for bit, however often it was interrupted.
 
@@ -165,9 +179,8 @@ def gather(
         loaded: the model.
         identity: of its caches: layout, and the RoPE to undo.
         reading: the windows.
+        takers: whoever takes in rows.
         phases: gets the time of model and moments.
-        gathered: what was read before; changed in place.
-        keep: called after each window.
         differentiate: gather sensitivities too, of these gradients.
 
     Raises:
@@ -176,51 +189,81 @@ def gather(
     """
     total = len(reading.windows)
     with phases.bar(f"{identity.model} reads {total} windows", total) as advance:
-        advance(gathered.read)
-        while gathered.read < total:
-            window = reading.windows[gathered.read]
-            if differentiate:
-                cache = _read_in_two(
-                    loaded, identity, reading, gathered, phases=phases, differentiate=differentiate
-                )
-            else:
-                with phases.timed("model"):
-                    cache = prefill(loaded, window)
-            for name, batch in _rows(cache, len(window), identity):
-                with phases.timed("moments"):
-                    _take_in(gathered, name, batch, reading)
-            gathered.read += 1
-            gathered.seconds = dict(phases.seconds)
-            advance(gathered.read)
-            keep(gathered)
+        while (number := min(taker.gathered.read for taker in takers)) < total:
+            advance(number)
+            seen = _read(loaded, identity, reading, number, phases=phases, differentiate=differentiate)
+            # Killed between two of them, one has taken in a window that another has not.
+            for taker in takers:
+                if taker.gathered.read == number:
+                    with phases.timed("moments"):
+                        _take_in(taker, seen, reading, identity)
+                    taker.gathered.read += 1
+                    taker.gathered.seconds = dict(phases.seconds)
+                    taker.keep(taker.gathered)
+        advance(total)
 
 
-def _read_in_two(
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A window that was read.
+
+    Attributes:
+        raw: its cache but for the sinks, a raw block.
+        tokens: of that.
+        gradients: by stream, ``[L, T, H, D]``, of the first of these tokens; empty where none are wanted.
+        positions: whose likelihood was differentiated.
+    """
+
+    raw: Tensor
+    tokens: int
+    gradients: Mapping[str, Tensor]
+    positions: int
+
+
+def _read(
     loaded: LoadedModel,
     identity: Identity,
     reading: Reading,
-    gathered: Gathered,
+    number: int,
     *,
     phases: Phases,
-    differentiate: Differentiate,
-) -> DynamicCache:
-    """Read the next window, its end behind its beginning, and take in gradients; return its cache."""
-    window = reading.windows[gathered.read]
-    continued = len(window) // PART
+    differentiate: Differentiate | None,
+) -> _Seen:
+    """Read a window; for gradients its end behind its beginning."""
+    window = reading.windows[number]
+    found: dict[str, Tensor] = {}
+    continued = len(window) // PART if differentiate else 0
     with phases.timed("model"):
-        cache = prefill(loaded, window[:-continued])
-    draw = torch.Generator().manual_seed((reading.seed * _STRIDE + gathered.read) % 2**63)
-    with phases.timed("gradients"):
-        whole, found = differentiate(loaded.model, cache, window[-continued:], identity, draw)
-    used = slice(SINKS, len(window) - 2 * continued)
-    with phases.timed("moments"):
-        taken = {name: every[:, used] for name, every in found.items()}
-        if gathered.read < reading.held_out:
-            _add_gradients(gathered.pilot, taken, continued, {})
+        cache = prefill(loaded, window[: len(window) - continued])
+    if differentiate:
+        draw = torch.Generator().manual_seed((reading.seed * _STRIDE + number) % 2**63)
+        with phases.timed("gradients"):
+            cache, every = differentiate(loaded.model, cache, window[-continued:], identity, draw)
+        used = slice(SINKS, len(window) - 2 * continued)
+        found = {name: gradient[:, used] for name, gradient in every.items()}
+    raw = raw_block(cache, SINKS, len(window), identity.layout)
+    return _Seen(raw, len(window) - SINKS, found, continued)
+
+
+def _take_in(taker: Taker, seen: _Seen, reading: Reading, identity: Identity) -> None:
+    gathered = taker.gathered
+    held_out = gathered.read < reading.held_out
+    gradients = {name: taker.part.of(name, every) for name, every in seen.gradients.items()}
+    if gradients and held_out:
+        _add_gradients(gathered.pilot, gradients, seen.positions, {})
+    elif gradients:
+        used = next(iter(gradients.values())).shape[1]
+        rows = {name: batch[:used] for name, batch in _rows(seen, identity, taker.part)}
+        _weigh(gathered, rows, gradients, seen.positions)
+    for name, batch in _rows(seen, identity, taker.part):
+        if held_out:
+            chosen = batch[reading.chosen[gathered.read].to(batch.device)]
+            before = gathered.samples.get(name)
+            gathered.samples[name] = chosen if before is None else torch.cat((before, chosen))
+        elif name in gathered.moments:
+            gathered.moments[name].add(batch)
         else:
-            rows = {name: x[: used.stop - SINKS] for name, x in _rows(whole, len(window), identity)}
-            _weigh(gathered, rows, taken, continued)
-    return whole
+            gathered.moments[name] = Moments.from_rows(batch)
 
 
 def _weigh(
@@ -255,26 +298,16 @@ def _add_gradients(
         to[name].add(gradient, positions, 1 / weights[name] if weights else None)
 
 
-def _rows(cache: DynamicCache, tokens: int, identity: Identity) -> Iterator[tuple[str, Tensor]]:
-    """Yield the rows of each stream, float32 ``[T, p]``, RoPE undone, for all tokens but the sinks."""
-    layout, rope, count = identity.layout, identity.rope, tokens - SINKS
-    raw = raw_block(cache, SINKS, tokens, layout)
-    for stream, view in zip(layout.streams, views(raw, layout, count), strict=True):
+def _rows(seen: _Seen, identity: Identity, part: Part) -> Iterator[tuple[str, Tensor]]:
+    """Yield the rows of each stream of a part, float32 ``[T, p]``, RoPE undone."""
+    layout, rope = identity.layout, identity.rope
+    for stream, view in zip(layout.streams, views(seen.raw, layout, seen.tokens), strict=True):
         rotation = (
-            Rotation(rope, SINKS, count, inverse=True, device=raw.device) if rope and stream.rope else None
+            Rotation(rope, SINKS, seen.tokens, inverse=True, device=seen.raw.device)
+            if rope and stream.rope
+            else None
         )
-        yield stream.name, rows_of(view, rotation)
-
-
-def _take_in(gathered: Gathered, name: str, batch: Tensor, reading: Reading) -> None:
-    if gathered.read < reading.held_out:
-        chosen = batch[reading.chosen[gathered.read].to(batch.device)]
-        before = gathered.samples.get(name)
-        gathered.samples[name] = chosen if before is None else torch.cat((before, chosen))
-    elif name in gathered.moments:
-        gathered.moments[name].add(batch)
-    else:
-        gathered.moments[name] = Moments.from_rows(batch)
+        yield stream.name, rows_of(part.of(stream.name, view), rotation)
 
 
 def _choose(windows: int, rows: int, seed: int) -> tuple[Tensor, ...]:

@@ -181,8 +181,8 @@ def book(tmp_path: Path) -> Path:
 def calibrated(folder: Path, book: Path, **changes: object) -> None:
     options = {
         "model": str(folder), "files": [book], "tokens": 4 * 1024, "seed": 0, "rank": 10_000,
-        "sensitivity": "fisher", "low_memory": False, "threads": None, "device": "cpu", "out": None,
-        "json": None,
+        "sensitivity": "fisher", "low_memory": False, "split": None, "stage_layers": (),
+        "threads": None, "device": "cpu", "out": None, "json": None,
     }  # fmt: skip
     command(**options | changes)
 
@@ -236,19 +236,19 @@ def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     runner = CliRunner()
     options = "--model m --text a.txt --text b.txt --tokens 4096 --seed 7 --rank 99 --threads 3 --device cuda"
-    options += " --sensitivity attention --low-memory"
+    options += " --sensitivity attention --low-memory --split pp2-tp2 --stage-layers 3 --stage-layers 2"
     result = runner.invoke(app, ["calibrate", *options.split(), "--out", "o", "--json", "j"])
     assert result.exit_code == 0, result.output
     assert given == {
         "model": "m", "files": [Path("a.txt"), Path("b.txt")], "tokens": 4096, "seed": 7, "rank": 99,
-        "sensitivity": "attention", "low_memory": True, "threads": 3, "device": "cuda", "out": Path("o"),
-        "json": Path("j"),
+        "sensitivity": "attention", "low_memory": True, "split": "pp2-tp2", "stage_layers": [3, 2],
+        "threads": 3, "device": "cuda", "out": Path("o"), "json": Path("j"),
     }  # fmt: skip
     runner.invoke(app, ["calibrate", "--model", "m"])
     assert given == {
         "model": "m", "files": [], "tokens": 65_536, "seed": 0, "rank": 10_000,
-        "sensitivity": "fisher", "low_memory": False, "threads": None, "device": "cpu", "out": None,
-        "json": None,
+        "sensitivity": "fisher", "low_memory": False, "split": None, "stage_layers": [],
+        "threads": None, "device": "cpu", "out": None, "json": None,
     }  # fmt: skip
 
 

@@ -10,8 +10,9 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import gather as module
 from kvtcd.lab.capture import kv_rows
-from kvtcd.lab.gather import SINKS, Gathered, gather, plan_reading
+from kvtcd.lab.gather import SINKS, Gathered, Taker, gather, plan_reading
 from kvtcd.lab.models import identity
+from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
 
 
@@ -72,7 +73,10 @@ def test_moments_are_of_the_fitted_windows_and_samples_of_the_others(tmp_path) -
     named = identity(loaded, Dtype.F32)
     reading = plan_reading([text(0, 60), text(3, 60)], 96, seed=0, window=16)
     gathered, kept = Gathered(), []
-    gather(loaded, named, reading, phases=Phases(), gathered=gathered, keep=lambda now: kept.append(now.read))
+    gather(
+        loaded, named, reading, [Taker(Part.whole(named), gathered, lambda now: kept.append(now.read))],
+        phases=Phases(),
+    )  # fmt: skip
     assert kept == list(range(1, 7))
     frequencies, _ = inverse_frequencies(named.rope)
     rows = {"k": [], "v": []}

@@ -13,8 +13,9 @@ from kvtcd.codec.rope import Rotation, inverse_frequencies
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import models
 from kvtcd.lab.capture import prefill, windows
-from kvtcd.lab.gather import SINKS, Gathered, gather, plan_reading
+from kvtcd.lab.gather import SINKS, Gathered, Taker, gather, plan_reading
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.sensitivity import Sensitivity, gradients
 from kvtcd.lab.texts import recipe
@@ -90,12 +91,15 @@ def test_gathering_takes_fitted_windows_without_sinks_and_recent_tokens(tiny) ->
     named = models.identity(tiny, Dtype.F32)
     reading = plan_reading([range(96), range(5, 70)], 96, seed=0, window=32)
     gathered = Gathered()
-    no_keep = {"phases": Phases(), "keep": lambda _: None}
-    gather(tiny, named, reading, gathered=gathered, differentiate=gradients, **no_keep)
+
+    def into(gathered: Gathered) -> list[Taker]:
+        return [Taker(Part.whole(named), gathered, lambda _: None)]
+
+    gather(tiny, named, reading, into(gathered), phases=Phases(), differentiate=gradients)
     fitted = len(reading.windows) - reading.held_out
     assert {int(s.count) for s in gathered.sensitivities.values()} == {fitted * (32 - 4 - 4 - SINKS) * 4}
     plain = Gathered()
-    gather(tiny, named, reading, gathered=plain, **no_keep)
+    gather(tiny, named, reading, into(plain), phases=Phases())
     for name, moments in plain.moments.items():
         # The end of a window was read behind a cache: the same keys but for rounding.
         assert torch.allclose(gathered.moments[name].mean, moments.mean, atol=1e-5)

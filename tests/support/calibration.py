@@ -58,7 +58,8 @@ TEXTS = (text("long", 2000, 1), text("short", 300, 2), text("tiny", WINDOW - 1, 
 def run(loaded: LoadedModel, checkpoints: Path, **changes: object) -> Calibration:
     """Calibrate on 24 windows of two texts, with a checkpoint after each."""
     options = {"tokens": 24 * WINDOW, "window": WINDOW, "every": 0.0} | changes
-    return calibrate(loaded, models.identity(loaded, Dtype.F32), TEXTS, checkpoints=checkpoints, **options)
+    (made,) = calibrate(loaded, models.identity(loaded, Dtype.F32), TEXTS, checkpoints=checkpoints, **options)
+    return made
 
 
 def main(folder: Path, out: Path, killed_in: str, call: int) -> None:
