@@ -19,10 +19,10 @@ from kvtcd.lab import models, texts
 from kvtcd.lab.calibration import Sensitivity, calibrate, digest_of, name_of
 from kvtcd.lab.calibration_report import figures, show
 from kvtcd.lab.figures import write_json
-from kvtcd.lab.gather import SAMPLE, WINDOW
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.parts import parts_of
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.reading import SAMPLE, WINDOW
 
 RECIPE_TOKENS = 32_768
 """Tokens of the recipe for the profiles that `profile_for` makes.

@@ -34,10 +34,11 @@ from kvtcd.lab import models
 from kvtcd.lab.attention import local_gradients
 from kvtcd.lab.checkpoint import Checkpoint
 from kvtcd.lab.dial import finer, measure, steps
-from kvtcd.lab.gather import SAMPLE, SINKS, WINDOW, Gathered, Reading, Taker, gather, plan_reading
+from kvtcd.lab.gather import Gathered, Taker, gather
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.reading import SAMPLE, SINKS, WINDOW, Reading, plan_reading
 from kvtcd.lab.sensitivity import Differentiate, gradients
 from kvtcd.lab.texts import Text
 

@@ -10,10 +10,11 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import gather as module
 from kvtcd.lab.capture import kv_rows
-from kvtcd.lab.gather import SINKS, Gathered, Taker, gather, plan_reading
+from kvtcd.lab.gather import Gathered, Taker, gather
 from kvtcd.lab.models import identity
 from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.reading import SINKS, plan_reading
 
 
 def text(first: int, count: int) -> range:

@@ -19,10 +19,11 @@ from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibration import Calibration, calibrate
-from kvtcd.lab.gather import Gathered, Taker, gather, plan_reading
+from kvtcd.lab.gather import Gathered, Taker, gather
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.parts import Part, parts_of
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.reading import plan_reading
 
 DIM = IDENTITY.rope.rotary_dim
 WHOLE = replace(IDENTITY, layout=kv_layout(layers=5, kv_heads=4, head_dim=DIM, dtype=Dtype.F32))

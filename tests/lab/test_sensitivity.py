@@ -13,10 +13,11 @@ from kvtcd.codec.rope import Rotation, inverse_frequencies
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import models
 from kvtcd.lab.capture import prefill, windows
-from kvtcd.lab.gather import SINKS, Gathered, Taker, gather, plan_reading
+from kvtcd.lab.gather import Gathered, Taker, gather
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.parts import Part
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.reading import SINKS, plan_reading
 from kvtcd.lab.sensitivity import Sensitivity, gradients
 from kvtcd.lab.texts import recipe
 
