@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -140,16 +140,19 @@ class Runner(web.AppRunner):
     """Runs an application, with every setting of aiohttp that matters chosen on purpose."""
 
     def __init__(self, app: web.Application) -> None:
+        self.settings: dict[str, Any] = {
+            "access_log": None,  # requests are counted; their targets hold keys, which are not logged
+            "logger": _logger(),
+            "auto_decompress": False,
+            "keepalive_timeout": KEEPALIVE_S,
+            "lingering_time": LINGER_S,
+            "read_bufsize": READ_BUFFER,
+        }
         super().__init__(
             app,
-            access_log=None,  # requests are counted; their targets hold keys, which are not logged
-            logger=_logger(),
-            auto_decompress=False,
             handler_cancellation=True,  # a client that has gone must hold neither room nor blocks
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=LINGER_S,
-            read_bufsize=READ_BUFFER,
             shutdown_timeout=CUT_S,
+            **self.settings,
         )
         self.side_sockets: list[SideSocket] = []
 
@@ -173,29 +176,33 @@ class Site(web.SockSite):
     """A listening socket on which nobody can be silent for long while others come.
 
     aiohttp closes a connection that asks for nothing after `KEEPALIVE_S`; until then enough of them would
-    take every descriptor. Here one goes that has asked for nothing when `SILENT` others have come after it.
+    take every descriptor. Here one goes that has asked for nothing when `SILENT` others are there that came
+    after it.
     """
 
     async def start(self) -> None:
         """Listen."""
         await web.BaseSite.start(self)
-        self._newest: deque[web.RequestHandler] = deque()
+        self._newest: dict[Connection, None] = {}
         self._server = await asyncio.get_running_loop().create_server(
             self._let_in, sock=self._sock, ssl=self._ssl_context, backlog=self._backlog
         )
 
-    def _let_in(self) -> web.RequestHandler:
+    def _let_in(self) -> Connection:
         runner = self._runner
         assert isinstance(runner, Runner), "see `start`"
         assert runner.server is not None, "it was set up"
-        newcomer = runner.server()
-        newcomer.__class__ = Connection  # aiohttp has no setting for the class of a server's connections
-        self._newest.append(newcomer)
+        newcomer = Connection(runner.server, self._forget, **runner.settings)
+        self._newest[newcomer] = None
         if len(self._newest) > SILENT:
-            oldest = self._newest.popleft().transport
-            if oldest is not None and not runner.app[TRAFFIC].has_asked(oldest):
-                oldest.abort()
+            oldest = next(iter(self._newest))
+            self._forget(oldest)
+            if oldest.transport is not None and not runner.app[TRAFFIC].has_asked(oldest.transport):
+                oldest.transport.abort()
         return newcomer
+
+    def _forget(self, connection: Connection) -> None:
+        self._newest.pop(connection, None)
 
 
 async def start(app: web.Application, listeners: Sequence[Listener]) -> Runner:

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 from aiohttp import web
 
 from kvtcd.api.problems import unparsed
 
 
 class Connection(web.RequestHandler):
-    """One connection of aiohttp's that answers as the API does what its parser refuses.
+    """One connection of aiohttp's: it answers as the API does what its parser refuses, and says when it ends.
 
-    No handler and no middleware ever sees such a request, so this is the only place for it.
+    No handler and no middleware ever sees a request that is no HTTP, so this is the only place for it.
+
+    Args:
+        server: whose it is.
+        ended: called with the connection once it has ended.
+        settings: of aiohttp's `RequestHandler`.
     """
 
-    __slots__ = ()
+    __slots__ = ("_ended",)
+
+    def __init__(self, server: web.Server, ended: Callable[[Connection], object], **settings: Any) -> None:  # noqa: ANN401 - aiohttp's
+        super().__init__(server, loop=asyncio.get_running_loop(), **settings)
+        self._ended = ended
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell that it has ended."""
+        super().connection_lost(exc)
+        self._ended(self)
 
     def handle_error(
         self,

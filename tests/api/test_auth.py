@@ -13,12 +13,11 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 from support.http import NS, TENANT_HEADER, closed, running
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
-from kvtcd.api import auth
+from kvtcd.api import app, auth
 from kvtcd.api.auth import authenticate
 from kvtcd.api.listeners import bind_tcp
 from kvtcd.client import AsyncClient, BlockHead
@@ -51,7 +50,7 @@ async def by_tcp() -> AsyncIterator[int]:
     """Run a daemon that listens on TCP too, and yield its port."""
     async with running(authenticate=authenticate(TOKENS), load=lambda: (Policy("next"),)) as daemon:
         listener = await asyncio.to_thread(bind_tcp, "127.0.0.1", 0)
-        await web.SockSite(daemon.runner, listener.socket).start()
+        await app.Site(daemon.runner, listener.socket).start()
         yield listener.socket.getsockname()[1]
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ from support.http import NS, closed, running
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api import app
+from kvtcd.api.connection import Connection
 from kvtcd.api.limits import Limits
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
@@ -134,6 +136,17 @@ async def test_the_longest_silent_go_as_others_come_and_those_who_ask_stay(monke
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
         for _, writer in (asking, *silent):
             await closed(writer)
+
+
+async def test_of_connections_that_have_ended_nothing_is_kept():
+    async with running() as daemon:
+        for _ in range(50):
+            reader, writer = await asyncio.open_unix_connection(daemon.socket)
+            writer.write(b"GET /v1 HTTP/1.1\r\nHost: kvtcd\r\nConnection: close\r\n\r\n")
+            await reader.read()
+            await closed(writer)
+        gc.collect()
+        assert sum(isinstance(each, Connection) for each in gc.get_objects()) <= 2
 
 
 @pytest.mark.slow

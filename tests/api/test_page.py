@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 from support.http import closed, running
 from support.patience import PATIENCE_S
 
-from kvtcd.api import page
+from kvtcd.api import app, page
 from kvtcd.api.auth import authenticate
 from kvtcd.api.listeners import bind_tcp
 from kvtcd.core.access import Caller, Scope, Token, digest, new_token
@@ -35,7 +34,7 @@ FOLDER = Path(page.__file__).with_name("page")
 async def by_tcp() -> AsyncIterator[int]:
     async with running(authenticate=authenticate(TOKENS)) as daemon:
         listener = await asyncio.to_thread(bind_tcp, "127.0.0.1", 0)
-        await web.SockSite(daemon.runner, listener.socket).start()
+        await app.Site(daemon.runner, listener.socket).start()
         yield listener.socket.getsockname()[1]
 
 

@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
 from api.test_auth import KEY, SECRETS, TOKENS, by
 from support.authority import Authority
 from support.http import closed, running
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
+from kvtcd.api import app
 from kvtcd.api.auth import authenticate
 from kvtcd.api.listeners import adopt, bind_tcp
 from kvtcd.api.tls import Tls
@@ -43,7 +43,7 @@ async def by_tls(authority: Authority, *names: str) -> AsyncIterator[tuple[Tls, 
     tls = await asyncio.to_thread(lambda: Tls(*authority.issue(*names)))
     async with running(authenticate=authenticate(TOKENS), tls=tls) as daemon:
         listener = await asyncio.to_thread(bind_tcp, "127.0.0.1", 0)
-        await web.SockSite(daemon.runner, listener.socket, ssl_context=tls.context).start()
+        await app.Site(daemon.runner, listener.socket, ssl_context=tls.context).start()
         yield tls, listener.socket.getsockname()[1]
 
 

@@ -31,6 +31,7 @@ from kvtcd.lab.daemon import Daemon
 
 HOST, DISK = 512 * BLOCK_BYTES, 4_096 * BLOCK_BYTES
 WATCHED = ("mib", "descriptors", "shared", "threads")
+FILLS = "blocks"
 
 
 def metrics(path: Path) -> dict[str, float]:
@@ -137,10 +138,10 @@ def main() -> int:
             threads.append(threading.Thread(target=traffic.listen, daemon=True))
             for thread in threads:
                 thread.start()
-            with Console().status("traffic") as status:
+            with Console().status("traffic") as status, daemon.client() as observer:
                 while (past := time.monotonic() - watch.began) < args.minutes * 60:
                     time.sleep(min(5.0, args.minutes))
-                    watch.look()
+                    watch.look(observer.stats()["blocks"])
                     status.update(
                         f"{past / 60:.0f} of {args.minutes:g} minutes, {traffic.done.total():,} calls"
                     )
@@ -155,7 +156,7 @@ def main() -> int:
         "done": dict(traffic.done),
         "refused": dict(traffic.refused),
         "wrong": traffic.wrong[:10],
-        "growth": {what: watch.slope(what) for what in WATCHED},
+        "growth": {what: watch.slope(what) for what in (*WATCHED, FILLS)},
         "accounts": counted,
         "left_in_shm": sorted(map(str, set(Path("/dev/shm").iterdir()) - shm)),  # noqa: S108 - as above
         "samples": watch.samples,
