@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,15 @@ from kvtcd.codec import choose, nvcomp
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
-from kvtcd.config import Config, load_policies, show_bytes
+from kvtcd.config import Config, Credentials, RedisAt, load_credentials, load_policies, show_bytes
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
+from kvtcd.core.errors import ConfigError, Corrupt
 from kvtcd.core.identity import Identity
+from kvtcd.core.keys import TenantKeys
 from kvtcd.core.policy import FADING, CodecChoice
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
+from kvtcd.core.remote.ledger import Ledger
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 from kvtcd.engine.cuda import Lost, copies_on_cuda, on_cuda
@@ -30,8 +34,10 @@ from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Tracer
 from kvtcd.engine.namespaces import Registry
-from kvtcd.engine.ports import Codec
+from kvtcd.engine.ports import Codec, RemoteStore
 from kvtcd.engine.recorder import Recorder
+from kvtcd.engine.remote.build import Settings, remote_tier
+from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.device import DeviceMemory
@@ -57,6 +63,7 @@ async def service(
     lost: Lost = lambda _: None,
     *,
     master: bytes | None = None,
+    remote: bytes | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Service]:
     """Run a daemon without its HTTP server; leaving stops it within ``daemon.stop_seconds``.
@@ -66,6 +73,7 @@ async def service(
         record: write down in this file what is asked of it.
         lost: told, on some thread, that the GPU has failed; nothing is packed or unpacked any more.
         master: the master key, if it is not kept in the state directory.
+        remote: what the remote tier is entered by, if no file says so.
         tracer: told of moves.
 
     Raises:
@@ -78,7 +86,7 @@ async def service(
     try:
         key = await asyncio.to_thread(state.master_key, master)
         built, tags, pinned = await asyncio.to_thread(
-            _assemble, config, state, key, record, lost, tracer=tracer
+            _assemble, config, state, key, record, lost, tracer=tracer, entry=remote
         )
         try:
             for tag in await built.recover(tags):
@@ -125,6 +133,7 @@ def _assemble(
     lost: Lost,
     *,
     tracer: Tracer | None,
+    entry: bytes | None,
 ) -> tuple[Service, list[str], Pinned | None]:
     """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
     policies = load_policies(config.policies)
@@ -175,14 +184,70 @@ def _assemble(
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
         encrypt=config.disk.encrypt,
     )  # fmt: skip
+    remote = _remote(
+        config, state, entry, master=master, driver=driver, memory=memory, registry=registry, metrics=metrics,
+        profiles=profiles,
+    )  # fmt: skip
+    if remote:
+        mover.packed, mover.missing = remote.packed, remote.profiles.fetch
     lanes, recorder = [*stages.streams(), lane], None
     if record:
         lanes.append(writing := Lane("record"))
         recorder = Recorder(record, writing, metrics)
     service = Service(
-        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
-    )
+        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder,
+        remote=remote,
+    )  # fmt: skip
     return service, list(state.tenants()), pinned
+
+
+def _remote(
+    config: Config, state: StateDirectory, entry: bytes | None, *, master: bytes, driver: Driver,
+    memory: HostMemory, registry: Registry, metrics: Metrics, profiles: ProfileFolder,
+) -> RemoteTier | None:  # fmt: skip
+    """Return the tier that is shared with other daemons, None without one."""
+    if not config.remote.url:
+        return None
+    said = config.remote
+    store = _store(config, load_credentials(said.credentials, entry))
+    try:
+        ledger = Ledger.from_bytes(state.remote() or Ledger().to_bytes())
+    except Corrupt as error:
+        why = f"{error}; remove it, and purge once more what was purged while the store was away"
+        raise ConfigError(state.path / "remote", "", why) from None
+    settings = Settings(
+        timeout=said.timeout, look_s=said.look, queue=said.queue, ttl=said.ttl_s,
+        present_s=said.believe_present, absent_s=said.believe_absent, encrypt=said.encrypt,
+    )  # fmt: skip
+    return remote_tier(
+        store, settings, driver=driver, memory=memory, registry=registry, metrics=metrics,
+        profiles=profiles, derive=partial(TenantKeys.derive, master), ledger=ledger, save=state.note_remote,
+    )  # fmt: skip
+
+
+def _store(config: Config, entry: Credentials) -> RemoteStore:
+    """Return a client of the store; which library that needs is an extra, loaded where it is asked for."""
+    said, where = config.remote, config.remote.where
+    try:
+        if isinstance(where, RedisAt):
+            from kvtcd.tiers.remote.redis_store import RedisStore  # noqa: PLC0415 - as above
+
+            return RedisStore(
+                where.hosts, cluster=where.cluster, database=where.database, tls=where.tls,
+                timeout=said.timeout, authority=said.authority or None, username=entry.username or None,
+                password=entry.password or None,
+            )  # fmt: skip
+        from kvtcd.tiers.remote.s3_store import S3Store  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        extra = "redis" if isinstance(where, RedisAt) else "s3"
+        why = f"needs {error.name}, which is not installed: pip install 'kvtcd[{extra}]'"
+        raise config.fault("remote.url", why) from None
+    assert where is not None, "only a configured store is made"
+    return S3Store(
+        where.bucket, prefix=where.prefix, timeout=said.timeout, endpoint=said.endpoint or None,
+        region=said.region, key_id=entry.key_id or None, secret=entry.secret or None,
+        session=entry.session or None,
+    )  # fmt: skip
 
 
 def _device_memory(config: Config) -> DeviceMemory | None:

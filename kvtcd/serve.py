@@ -20,6 +20,7 @@ from kvtcd.api.publisher import Publication, Publisher
 from kvtcd.api.tls import Certificate, Tls
 from kvtcd.bootstrap import service, tracing
 from kvtcd.config import Config, load_policies, load_tokens, show_bytes
+from kvtcd.config.remote import CREDENTIAL as REMOTE
 from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.cuda.imports import Imports
@@ -69,12 +70,13 @@ async def serve(config: Config, record: Path | None = None) -> None:
             (name, listeners.adopt(name, found, encrypted=encrypted)) for name, found in inherited(os.environ)
         ]
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
+        entry = await asyncio.to_thread(credential, os.environ, REMOTE)
         entrance = await asyncio.to_thread(_Entrance, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
             async with (
                 tracing(config) as tracer,
-                service(config, record, lost, master=master, tracer=tracer) as running,
+                service(config, record, lost, master=master, remote=entry, tracer=tracer) as running,
                 _publisher(config, running),
             ):
                 watching.cancel()

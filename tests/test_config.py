@@ -138,7 +138,7 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
         ("[codec]\nname = 'xkv'", "codec.ratio", "xkv takes a ratio"),
         ("[codec]\nname = 'fp8'\nbits = 8", "codec.bits", "fp8 has no dial"),
         ("[tiers]\nhost = {high = 0.5, low = 0.6}", "tiers.host", "low 0.6 is above high 0.5"),
-        ("[tiers]\nremote = {}", "tiers.remote", "is not a known field"),
+        ("[tiers]\ntape = {}", "tiers.tape", "is not a known field"),
         ("[tiers]\nhost = {form = 'raw', raw = 0.5}", "tiers.host.raw", 'means nothing to form = "raw"'),
         ("[share]\ndisk = '0 GiB'", "share.disk", "is nothing"),
         ("[share]\nhost = '1000000 TiB'", "share.host", "more than a process can address"),

@@ -129,7 +129,9 @@ async def get(request: web.Request) -> web.StreamResponse:
 async def head(request: web.Request) -> web.Response:
     """Say what a GET would find. It moves nothing and grants nothing."""
     target, key = Target.of(request), key_of(request)
-    (found,) = request.app[SERVICE].prefixes.match(target.namespace, [key], target.salt).blocks
+    prefixes = request.app[SERVICE].prefixes
+    await prefixes.look(target.namespace, target.salt, keys=[key])
+    (found,) = prefixes.match(target.namespace, [key], target.salt).blocks
     if found.tier is None:
         raise NotFound
     return web.Response(

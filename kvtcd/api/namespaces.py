@@ -92,7 +92,7 @@ async def purge(request: web.Request) -> web.Response:
     """Remove a namespace and its blocks, durably before the answer; past the deadline it goes on."""
     async with Deadline.of(request).bound("the purge", goes_on=True):
         removed = await request.app[SERVICE].purge(request[TENANT], name_of(request))
-    return json_response(Removed(removed))
+    return json_response(removed)
 
 
 @route(
@@ -102,7 +102,8 @@ async def purge(request: web.Request) -> web.Response:
 async def match(request: web.Request) -> web.Response:
     """Say how much of a prefix is here; with tokens, the longest one under our own key chain.
 
-    A lease keeps it so; the answer has none where nothing is found or no more may be held.
+    A lease keeps what of it lies in tiers of this daemon; the answer has none where that is nothing or no
+    more may be held. What only a shared store has is found while that answers within a moment.
     """
     target, service = Target.of(request), request.app[SERVICE]
     all_ranks, seconds = RANKS.of(request) or False, LEASE.of(request)
@@ -110,16 +111,16 @@ async def match(request: web.Request) -> web.Response:
         tokens: Sequence[int] | None = None
         if media_type(request) == JSON:
             keys = (await read_json(request, Keys)).keys
+            await service.prefixes.look(target.namespace, target.salt, keys=keys, all_ranks=all_ranks)
             found = service.prefixes.match(target.namespace, keys, target.salt, all_ranks=all_ranks)
         else:
             body = await read_bytes(request, "token ids", request.app[LIMITS].token_bytes)
             tokens = tokens_from_bytes(body)
+            await service.prefixes.look(target.namespace, target.salt, tokens=tokens, all_ranks=all_ranks)
             found = service.prefixes.match_tokens(target.namespace, tokens, target.salt, all_ranks=all_ranks)
-        if (
-            seconds is not None and found.prefix
-        ):  # in the same turn of the loop: what was found is still there
+        if seconds is not None and found.here:  # in the same turn of the loop: what was found is still there
             record_keys = service.prefixes.prefix_keys(
-                target.namespace, found, target.salt, tokens, all_ranks=all_ranks
+                target.namespace, Matches.of(found.here), target.salt, tokens, all_ranks=all_ranks
             )
             with suppress(Busy):  # no lease is no reason to tell nothing
                 lease = await service.leases.take(target.tenant, record_keys, seconds, target.deadline)

@@ -6,8 +6,8 @@ import hashlib
 import logging
 from pathlib import Path
 
-from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin
-from kvtcd.core.errors import Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
+from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin, store
+from kvtcd.core.errors import BadChecksum, Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
 from kvtcd.core.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,34 @@ class ProfileFolder:
         except Corrupt as fault:
             _log.warning("%s", fault)
             raise UnknownProfile(digest) from None
+
+    def read(self, digest: bytes) -> bytes:
+        """Return the content of the profile with a digest.
+
+        Raises:
+            UnknownProfile: it is not in the folder.
+        """
+        try:
+            return self.located(digest).read_bytes()
+        except OSError:
+            raise UnknownProfile(digest) from None
+
+    def add(self, digest: bytes, content: bytes) -> None:
+        """Put a profile into the folder, unless what it holds is no profile.
+
+        Raises:
+            Corrupt: it is not the one with this digest, or none that this release reads.
+            OSError: it could not be written.
+        """
+        if hashlib.sha256(content).digest() != digest:
+            raise BadChecksum("profile", f"is not {digest.hex()}")
+        self._path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path = store(content, self._path)
+        try:
+            self._load(path)
+        except Corrupt:
+            path.unlink()
+            raise
 
     def located(self, digest: bytes) -> Path:
         """Return the file with this content: under its digest, or under any name its owner gave it.

@@ -2,13 +2,18 @@
 
 from kvtcd.config.daemon import Config, dump, load
 from kvtcd.config.policies import load_policies, load_policy
+from kvtcd.config.remote import BucketAt, Credentials, RedisAt, load_credentials
 from kvtcd.config.tokens import load_tokens, tenant_name
 from kvtcd.config.values import show_bytes, size
 
 __all__ = [
+    "BucketAt",
     "Config",
+    "Credentials",
+    "RedisAt",
     "dump",
     "load",
+    "load_credentials",
     "load_policies",
     "load_policy",
     "load_tokens",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
+from kvtcd.config.remote import BucketAt, RedisAt, Remote
 from kvtcd.config.values import (
     FilePath,
     Part,
@@ -193,6 +194,7 @@ class Config(Table):
     gpu: Gpu = Gpu()
     host: Host = Host()
     disk: Disk = Disk()
+    remote: Remote = Remote()
     tenants: Tenants = Tenants()
     codec: Codec = Codec()
     events: Events = Events()
@@ -227,6 +229,11 @@ def load(path: Path | None) -> Config:
             '"127.0.0.1:7337" or "[::1]:7337", or name tcp.certificate and tcp.key'
         )
         raise config.fault("tcp.listen", why)
+    if config.remote.authority and not isinstance(config.remote.where, RedisAt):
+        why = "is for Redis; S3 trusts whom the system trusts (SSL_CERT_FILE names others)"
+        raise config.fault("remote.authority", why)
+    if config.remote.endpoint and not isinstance(config.remote.where, BucketAt):
+        raise config.fault("remote.endpoint", 'belongs to a url such as "s3://bucket/prefix"')
     root = path.absolute().parent if path else Path.cwd()
 
     def absolute(target: Path) -> Path:
@@ -246,6 +253,13 @@ def load(path: Path | None) -> Config:
                     name: str(absolute(Path(file)))
                     for name in ("certificate", "key")
                     if (file := getattr(config.tcp, name))
+                }
+            ),
+            "remote": config.remote.model_copy(
+                update={
+                    name: str(absolute(Path(file)))
+                    for name in ("credentials", "authority")
+                    if (file := getattr(config.remote, name))
                 }
             ),
             "codec": config.codec.model_copy(update={"profiles": absolute(config.codec.profiles)}),

@@ -21,6 +21,7 @@ from kvtcd.core.policy import (
     Match,
     Policy,
     Promote,
+    Remote,
     Share,
 )
 
@@ -114,9 +115,15 @@ class _DiskTable(_Marks):
     ttl: Duration | None = None
 
 
+class _RemoteTable(Table):
+    write: Literal["behind", "none"] = "behind"
+    read: bool = True
+
+
 class _Tiers(Table):
     host: _HostTable = _HostTable()
     disk: _DiskTable = _DiskTable()
+    remote: _RemoteTable = _RemoteTable()
 
 
 class _AdmitTable(Table):
@@ -196,6 +203,7 @@ def load_policy(path: Path) -> Policy:
         codec=table.codec.choice(table.quality.on_drift),
         host=HostTier(**table.tiers.host.model_dump()),
         disk=DiskTier(**table.tiers.disk.model_dump()),
+        remote=Remote(**table.tiers.remote.model_dump()),
         admit=Admit(**table.admit.model_dump()),
         evict=Evict(**table.evict.model_dump(exclude_none=True)),
         share=Share(**table.share.model_dump()),

@@ -60,16 +60,20 @@ def show_bytes(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def _seconds(value: object) -> int:
-    """Read a duration: text such as ``"7d"``."""
+def seconds(value: object) -> int:
+    """Read a duration: text such as ``"7d"``.
+
+    Raises:
+        ValueError: it is none.
+    """
     found = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if not found:
         missing = "is not a duration" if isinstance(value, str) else "has no unit"
         raise ValueError(f'{value!r} {missing}; write for instance "90s", "5m", "12h" or "7d"')
-    seconds = int(found[1]) * _SECONDS[found[2]]
-    if not 1 <= seconds <= _LONGEST:
+    length = int(found[1]) * _SECONDS[found[2]]
+    if not 1 <= length <= _LONGEST:
         raise ValueError(f"{value!r} is out of range; at least 1s, at most {_LONGEST // 86400}d")
-    return seconds
+    return length
 
 
 _NO_PART = '{!r} is neither a share above 0 and up to 1, nor a size; write 0.5 or "200 GiB"'
@@ -119,7 +123,7 @@ def usable(path: Path) -> Path:
 FilePath = Annotated[Path, Field(strict=False), AfterValidator(usable)]
 Size = Annotated[int, BeforeValidator(size)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Duration = Annotated[int, BeforeValidator(_seconds)]
+Duration = Annotated[int, BeforeValidator(seconds)]
 Part = Annotated[float | int, BeforeValidator(_amount)]
 """A share of a tier as a float, or bytes as an int."""
 

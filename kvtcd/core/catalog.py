@@ -21,6 +21,7 @@ Ways of a block, all of them moves between two places::
            host -----------> disk
     gpu <- host <- packed <- disk       up: for a reader; unpacking
                    packed <- disk       as it is, if there is room to spare
+    put ---------> packed -> disk       one that arrives from another host, packed
 
 Rules, each of them tested after every event of random histories:
 
@@ -146,10 +147,10 @@ class Catalog:
                 residents.ungovern(namespace)
             case ev.Put():
                 self._requests.put(event)
-            case ev.Filled(key):
-                self._outcomes.arrived(residents.entries[key], Place.HOST)
-            case ev.Abandoned(key):
-                residents.drop(residents.entries[key], Place.HOST)
+            case ev.Filled(key, place):
+                self._outcomes.filled(residents.entries[key], place)
+            case ev.Abandoned(key, place):
+                residents.drop(residents.entries[key], place)
             case ev.Get(ticket, key):
                 self._requests.get(ticket, key)
             case ev.Release(key):

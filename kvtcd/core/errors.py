@@ -25,6 +25,7 @@
     ├── UnsupportedModel        a model that cannot be calibrated
     ├── StoreFailed             the disk tier could not complete an operation; `op`, `code`
     │   └── StoreFull           no room on the device or in the map
+    ├── RemoteFailed            the shared store could not be asked; `op`, `why`
     ├── ConfigError             a file with a wrong field; `path`, `field`, `why`
     ├── AlreadyRunning          another process holds the state directory
     ├── DeviceLost              a GPU failed under its process, which has to end; `device`, `why`
@@ -219,6 +220,14 @@ class StoreFailed(KvtcdError):
 
 class StoreFull(StoreFailed):
     """No room left on the device or in the map."""
+
+
+class RemoteFailed(KvtcdError):
+    """The shared store could not be asked, or not in time."""
+
+    def __init__(self, op: str, why: str) -> None:
+        self.op, self.why = op, why
+        super().__init__(f"remote {op} failed: {why}")
 
 
 class ConfigError(KvtcdError):

@@ -76,12 +76,19 @@ class Ungovern:
     namespace: int
 
 
+class Arrival(NamedTuple):
+    """A block that comes packed, from another host: bytes of it, and what is left of its time, in seconds."""
+
+    nbytes: int
+    ttl: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """Someone wants to store a block of `nbytes` raw bytes; Grant means: write it now, then say `Filled`.
 
     `supersedes`: a partial sibling that this block makes superfluous. `position`: tokens before it in its
-    sequence. `patient`: rather wait for room than have other blocks lost for it.
+    sequence. `patient`: rather wait for room than have other blocks lost for it. `arrival`: it comes packed.
     """
 
     ticket: int
@@ -93,6 +100,7 @@ class Put:
     supersedes: RecordKey | None = None
     position: int = 0
     patient: bool = False
+    arrival: Arrival | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +108,7 @@ class Filled:
     """The bytes of a granted put have arrived in full."""
 
     key: RecordKey
+    place: Place = Place.HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,7 @@ class Abandoned:
     """A granted put ended without its bytes."""
 
     key: RecordKey
+    place: Place = Place.HOST
 
 
 @dataclass(frozen=True, slots=True)

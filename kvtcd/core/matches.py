@@ -74,6 +74,11 @@ class Matches(Answer):
         """The leading blocks that are all there."""
         return tuple(takewhile(lambda block: block.tier is not None, self.blocks))
 
+    @property
+    def here(self) -> tuple[BlockMatch, ...]:
+        """Those of `prefix` that the daemon has itself, up to the first that it would have to fetch."""
+        return tuple(takewhile(lambda block: block.tier is not Tier.REMOTE, self.prefix))
+
     @derived
     def prefix_blocks(self) -> Count:
         """How many leading blocks are all there."""

@@ -152,9 +152,18 @@ class Namespaces(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Removed(Answer):
-    """How many blocks a purge has removed."""
+    """What a purge has removed.
+
+    Attributes:
+        removed: blocks of this daemon.
+        remote: whether the store that it shares with others has forgotten them; ``pending``: it could not be
+            asked, and will be until it has.
+        others_s: seconds after which the other daemons have, from then on.
+    """
 
     removed: Count
+    remote: Annotated[Literal["done", "pending"] | None, SPARSE] = None
+    others_s: Annotated[Annotated[float, Range(0)] | None, SPARSE] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ class Outcomes:
         self._room.descending -= transfer.down
         return transfer
 
+    def filled(self, entry: Entry, place: Place) -> None:
+        """Make the first copy of a block READY; one that arrived packed goes to disk behind that, too."""
+        self.arrived(entry, place)
+        if place is Place.PACKED and entry.ready(place):
+            self._behind(entry)
+
     def arrived(self, entry: Entry, place: Place, nbytes: int | None = None) -> None:
         """Make a FILLING copy READY and serve those who waited for it."""
         key, answers = entry.key, self._answers
@@ -62,6 +68,11 @@ class Outcomes:
         if key in self._room.passing:
             self._room.passing.discard(key)
             residents.outgoing.setdefault(key, (Place.HOST,))
+        self._behind(entry)
+
+    def _behind(self, entry: Entry) -> None:
+        """Have a block copied to disk that is not there, if its policy says so."""
+        key, residents = entry.key, self._residents
         behind = residents.rules[entry.namespace].policy.disk.write == "behind"
         absent = behind and not entry.ready(Place.DISK)
         if absent and not self._room.unsettleable(key) and self._room.welcome(entry):

@@ -11,6 +11,8 @@ class Tier(StrEnum):
     GPU = "gpu"
     HOST = "host"
     DISK = "disk"
+    REMOTE = "remote"
+    """A store that several daemons share. The catalog does not know what is there: it is asked."""
 
 
 class Form(StrEnum):

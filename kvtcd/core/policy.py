@@ -103,6 +103,18 @@ class DiskTier:
 
 
 @dataclass(frozen=True, slots=True)
+class Remote:
+    """The store that several daemons share, below the disk, where there is one.
+
+    `write`: full blocks are copied there ``behind`` their packing, or none is. `read`: what is not here is
+    looked for there.
+    """
+
+    write: Literal["behind", "none"] = "behind"
+    read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Admit:
     """What is stored at all.
 
@@ -162,6 +174,7 @@ class Policy:
     codec: CodecChoice = CodecChoice()
     host: HostTier = HostTier()
     disk: DiskTier = DiskTier()
+    remote: Remote = Remote()
     admit: Admit = Admit()
     evict: Evict = Evict()
     share: Share = Share()

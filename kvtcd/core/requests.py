@@ -46,9 +46,8 @@ class Requests:
         """Let something else hold for a namespace; who waits for what can be no more is told so."""
         residents, room, answers = self._residents, self._room, self._answers
         residents.govern(rules)
-        host = residents.shelves[Tier.HOST]
         for ticket, put in list(room.puts.items()):
-            if host.footprint(put.nbytes) > host.room(put.namespace):
+            if self._oversized(put):
                 del room.puts[ticket]
                 answers.answer(ticket, Reason.TOO_LARGE)
         for key in list(room.promotions):
@@ -64,15 +63,14 @@ class Requests:
                 self._answers.answer(ticket, Reason.DELETED)
 
     def put(self, put: ev.Put) -> None:
-        """Refuse a block, or let it wait for room."""
-        host = self._residents.shelves[Tier.HOST]
-        seen = self._sightings.note(put.key)
+        """Refuse a block, or let it wait for room. One that arrives was asked for: only room decides."""
+        seen = 0.0 if put.arrival else self._sightings.note(put.key)
         self._answers.expire(put.key)
         if self._room.known(put):
             return
-        if host.footprint(put.nbytes) > host.room(put.namespace):
+        if self._oversized(put):
             self._answers.answer(put.ticket, Reason.TOO_LARGE)
-        elif not admits(put, seen, self._residents, self._bound):
+        elif not put.arrival and not admits(put, seen, self._residents, self._bound):
             self._answers.answer(put.ticket, Reason.NOT_ADMITTED)
         else:
             self._room.puts[put.ticket] = put
@@ -116,6 +114,10 @@ class Requests:
 
     def _policy(self, entry: Entry) -> Policy:
         return self._residents.rules[entry.namespace].policy
+
+    def _oversized(self, put: ev.Put) -> bool:
+        host, packed = self._residents.shelves[Tier.HOST], put.arrival.nbytes if put.arrival else 0
+        return host.footprint(max(put.nbytes, packed)) > host.room(put.namespace)
 
     def _too_large(self, entry: Entry) -> bool:
         host = self._residents.shelves[Tier.HOST]

@@ -147,7 +147,7 @@ class Room:
         host = residents.shelves[Tier.HOST]
         for ticket, put in list(self.puts.items()):
             if not self.known(put):
-                need = host.footprint(put.nbytes)
+                need = host.footprint(put.arrival.nbytes if put.arrival else put.nbytes)
                 if put.key in residents.entries:
                     continue
                 if _waits(host, put.namespace, need, wanted):
@@ -159,7 +159,7 @@ class Room:
                             urgent[host.whole] = wanted[host.whole]
                         break
                     continue
-                residents.admit(self._entry(put), Place.HOST, need)
+                residents.admit(self._entry(put), Place.PACKED if put.arrival else Place.HOST, need)
                 residents.actions.append(Grant(ticket))
             del self.puts[ticket]
         return urgent
@@ -168,7 +168,7 @@ class Room:
         residents = self._residents
         if put.supersedes is not None:
             residents.superseding[put.key] = put.supersedes
-        ttl = residents.rules[put.namespace].policy.disk.ttl
+        ttl = put.arrival.ttl if put.arrival else residents.rules[put.namespace].policy.disk.ttl
         expires = None if ttl is None else residents.now + ttl
         return Entry(put.key, Kind(put.namespace, put.tokens, put.nbytes), put.position, put.parent, expires)
 

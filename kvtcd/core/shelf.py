@@ -253,6 +253,8 @@ def marks(policy: Policy, tier: Tier) -> Marks:
             return _marks(policy.host)
         case Tier.DISK:
             return _marks(policy.disk)
+        case Tier.REMOTE:
+            raise AssertionError("the catalog does not know what is there")
 
 
 def shelves(

@@ -20,6 +20,7 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.recorder import Line, Recorder
+from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
@@ -40,6 +41,7 @@ class Blocks:
         tally: told the same.
         errands: ends what outlasts its caller.
         recorder: told what was asked for, if there is one.
+        remote: the remote tier, if there is one.
 
     Attributes:
         draining: no blocks are taken any more.
@@ -47,12 +49,12 @@ class Blocks:
 
     def __init__(
         self, *, driver: Driver, memory: Memory, tenancy: Tenancy, metrics: Metrics, tally: Tally,
-        errands: Errands, recorder: Recorder | None,
+        errands: Errands, recorder: Recorder | None, remote: RemoteTier | None = None,
     ) -> None:  # fmt: skip
         self.draining = False
         self._driver, self._memory, self._tenancy = driver, memory, tenancy
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
-        self._errands = errands
+        self._errands, self._remote = errands, remote
         self._registry = tenancy.registry
 
     @asynccontextmanager
@@ -97,6 +99,7 @@ class Blocks:
     async def _read(
         self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float
     ) -> AsyncIterator[Lease]:
+        fetched = await self._fetched(namespace, record_key, deadline)
         places = self._driver.catalog.places(record_key)
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
         reason = await self._driver.ask(request, deadline)
@@ -107,14 +110,21 @@ class Blocks:
             self._metrics.gets.labels("nowhere").inc()
             self._tally.found(namespace.number, None)
             raise NotFound
-        self._metrics.gets.labels(places[0]).inc()
+        tier = Tier.REMOTE if fetched else places[0].tier
+        self._metrics.gets.labels(tier if fetched else places[0]).inc()
         self._tally.found(namespace.number, places[0])
         entry = self._driver.catalog.residents.entries[record_key]
         try:
-            tier, pieces = places[0].tier, list(self._memory.pieces(record_key))
+            pieces = list(self._memory.pieces(record_key))
             yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
         finally:
             self._driver.tell(ev.Release(record_key))
+
+    async def _fetched(self, namespace: Namespace, record_key: RecordKey, deadline: float) -> bool:
+        """Bring a block from the remote tier that is not here; tell whether it came from there."""
+        if self._remote is None or self._driver.catalog.places(record_key):
+            return False
+        return await self._remote.bring(namespace, record_key, deadline)
 
     async def read_many(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
@@ -163,11 +173,19 @@ class Blocks:
             StoreFailed: a record could not be removed from disk.
         """
         catalog = self._driver.catalog
-        record_keys = map(self._registry.record_keys(namespace, salt), keys)
+        record_keys = [*map(self._registry.record_keys(namespace, salt), keys)]
         known = [key for key in record_keys if catalog.places(key) or key in catalog.residents.doomed]
-        owner = self._registry.tenants[namespace.tenant]
+        owner, remote = self._registry.tenants[namespace.tenant], self._remote
+        if remote is None:
+            await self._errands.finish("delete", self._tenancy.delete(known, owner))
+            return len(known)
+        away = sum(remote.has(namespace, key) for key in {*record_keys} - {*known})
+        there = self._errands.start(
+            "delete", remote.forget(namespace, record_keys)
+        )  # served no more from now on
         await self._errands.finish("delete", self._tenancy.delete(known, owner))
-        return len(known)
+        await asyncio.shield(there)
+        return len(known) + away
 
     async def flush(
         self, namespace: Namespace, keys: Sequence[EngineKey] | None, salt: bytes, deadline: float
@@ -196,6 +214,7 @@ class Blocks:
             request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
+                    await self._fetched(namespace, record_key, deadline)
                     reason: str | None = await self._driver.ask(request, deadline)
             except DeadlineExceeded:
                 reason = LATE

@@ -62,15 +62,15 @@ class Changes:
         changes: list[Change] = []
         unread: tuple[RecordKey, Place] | None = None  # a copy that goes before it could ever be read
         match told:
-            case ev.Filled(key):
-                changes.append(Stored(self._entries[key], Place.HOST))
+            case ev.Filled(key, place):
+                changes.append(Stored(self._entries[key], place))
             case ev.Moved(key):
                 move = self._moves.pop(key)
                 changes.append(Moved(self._entries[key], move.source, move.target))
             case ev.MoveFailed(key):
                 unread = key, self._moves.pop(key).target
-            case ev.Abandoned(key):
-                unread = key, Place.HOST
+            case ev.Abandoned(key, place):
+                unread = key, place
             case ev.Delete(_, keys):
                 for key in keys:
                     self._because(key, Reason.DELETED)

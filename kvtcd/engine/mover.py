@@ -78,6 +78,10 @@ class Mover:
         footprint: bytes the disk tier accounts a record with, from lengths of envelope and blob.
         observers: told of every stage of every block.
         tracer: told of that and of every move; None: nobody is.
+
+    Attributes:
+        packed: told of each record that a block was packed into.
+        missing: told of a profile that a blob needs and that is not here; tells whether it is now.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class Mover:
         self._memory, self._device, self._put_record = memory, device, put_record
         self._metrics, self._footprint = metrics, footprint
         self._tracer = tracer
+        self.packed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
+        self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
         self._stages = stages
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
@@ -178,6 +184,7 @@ class Mover:
             record = await sealed.end()
         finally:
             drift.notice(namespace, self._metrics)
+        self.packed(move.key, record, origin, tenant)
         self._count(await deflated.end(), origin, hurried=move.lossless)
         return record
 
@@ -231,6 +238,17 @@ class Mover:
     async def _promote(
         self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
     ) -> Outcome:
+        """Check a packed block and unpack it, with a profile from elsewhere if it is not here."""
+        try:
+            return await self._unpack(move, namespace, tenant, origin)
+        except UnknownProfile as error:
+            if not await self.missing(error.digest):
+                raise
+        return await self._unpack(move, namespace, tenant, origin)
+
+    async def _unpack(
+        self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
+    ) -> Outcome:
         """Check a packed block and unpack it into its place in host memory."""
         stages, codec, layout = self._stages, namespace.codec, namespace.identity.layout
         key, pieces = move.key, self._memory.pieces(move.key)
@@ -268,3 +286,8 @@ class Mover:
         async with self._up.enter() as flight:
             await flight.begin(self._stages.copy, lambda: carry(key, pieces)).end()
         return Outcome(Moved(key, sum(piece.size for piece in pieces)))
+
+
+async def _nowhere(_: bytes) -> bool:
+    """Know of no other place for profiles."""
+    return False

@@ -8,6 +8,7 @@ import time
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
 from kvtcd.engine.namespaces import Registry
+from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.stats import Forms, NamespaceStats, Stats, TenantStats, TierStats
 from kvtcd.engine.tally import Counts, Tally
 
@@ -20,12 +21,16 @@ class Overview:
         driver: its catalog is only asked.
         registry: of namespaces.
         tally: what was counted for each.
+        remote: the remote tier, if there is one.
 
     Attributes:
         history: of the sums over all tenants.
     """
 
-    def __init__(self, boot_id: str, driver: Driver, registry: Registry, tally: Tally) -> None:
+    def __init__(
+        self, boot_id: str, driver: Driver, registry: Registry, tally: Tally, remote: RemoteTier | None = None
+    ) -> None:
+        self._remote = remote
         self._boot_id, self._driver, self._registry, self._tally = boot_id, driver, registry, tally
         self._started = time.monotonic()
         self.history = History()
@@ -59,6 +64,7 @@ class Overview:
             },
             namespaces=len(self._registry.all()),
             misses=counts.misses,
+            remote=self._remote.stats() if self._remote else None,
             own={
                 ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)
                 for ns in (known.namespaces.values() if known else ())

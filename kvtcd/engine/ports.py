@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -197,3 +197,25 @@ class Environment(Protocol):
 
     def close(self) -> None:
         """Close it cleanly."""
+
+
+class RemoteStore(Protocol):
+    """A store that several daemons share. Some of many answers may be errors; if all are, one is raised."""
+
+    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
+        """Return values, None for one that is not there; what is larger than `most` is not what it was."""
+
+    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+        """Store values under names, each for so many seconds if the store keeps time."""
+
+    async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
+        """Tell which names have a value."""
+
+    async def delete(self, names: Sequence[str]) -> list[Exception | None]:
+        """Remove values; one that is not there is no error."""
+
+    def listing(self, prefix: str) -> AsyncIterator[str]:
+        """Yield all names that begin so, perhaps some of them twice."""
+
+    async def close(self) -> None:
+        """End the connections."""

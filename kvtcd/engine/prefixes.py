@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.errors import UnknownNamespace
@@ -14,6 +15,7 @@ from kvtcd.engine.matching import Matcher
 from kvtcd.engine.namespaces import Namespace, Registry
 from kvtcd.engine.ranks import held_by_all, ranks
 from kvtcd.engine.recorder import Line, Recorder
+from kvtcd.engine.remote.tier import RemoteTier
 
 
 class Prefixes:
@@ -23,12 +25,41 @@ class Prefixes:
         catalog: only asked.
         registry: of namespaces.
         recorder: told what was asked for, if there is one.
+        remote: the remote tier, if there is one.
     """
 
-    def __init__(self, catalog: Catalog, registry: Registry, recorder: Recorder | None) -> None:
+    def __init__(
+        self, catalog: Catalog, registry: Registry, recorder: Recorder | None,
+        remote: RemoteTier | None = None,
+    ) -> None:  # fmt: skip
         self._catalog, self._registry, self._recorder = catalog, registry, recorder
+        self._remote = remote
         self._popularity: dict[int, Popularity] = {}
         """Of the namespaces in which a match ever found something."""
+
+    async def look(
+        self, namespace: Namespace, salt: bytes, *, keys: Sequence[EngineKey] = (),
+        tokens: Sequence[int] = (), all_ranks: bool = False,
+    ) -> None:  # fmt: skip
+        """Find out what of a prefix the remote tier has, for the match that follows, in a moment at most.
+
+        Args:
+            namespace: of these blocks.
+            salt: of these blocks.
+            keys: of the blocks.
+            tokens: of a sequence, instead.
+            all_ranks: look for the blocks of every rank.
+
+        Raises:
+            BadRequest: see `match`.
+        """
+        if self._remote is None:
+            return
+        for member in self._members(namespace, all_ranks=all_ranks) or []:
+            size = member.identity.block_tokens
+            links = chain(member.digest, tokens[: len(tokens) // size * size], size)
+            names = self._matcher(member, salt).record_keys([*keys, *(link.key for link in links)])
+            await self._remote.look(member, [name for name in names if not self._catalog.places(name)])
 
     def match(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, *, all_ranks: bool = False
@@ -70,7 +101,7 @@ class Prefixes:
         if self._recorder:
             links = chain(namespace.digest, tokens, namespace.identity.block_tokens)
             self._note(namespace, self._matcher(namespace, salt).record_keys([link.key for link in links]))
-        found = [self._matcher(m, salt).by_tokens(tokens, m.identity.block_tokens) for m in members]
+        found = [self._matcher(member, salt).by_tokens(tokens) for member in members]
         prefix = Matches.of(held_by_all(found)).prefix
         self._count(namespace, prefix, salt)
         return Matches.of(prefix)
@@ -127,7 +158,11 @@ class Prefixes:
             popularity.found(prefix[0].key, salt, len(prefix))
 
     def _matcher(self, namespace: Namespace, salt: bytes) -> Matcher:
-        return Matcher(self._catalog, namespace.digest, self._registry.record_keys(namespace, salt))
+        remote, names = self._remote, self._registry.record_keys(namespace, salt)
+        return Matcher(
+            self._catalog, namespace.digest, names, namespace.identity.block_tokens,
+            partial(remote.has, namespace) if remote else None,
+        )  # fmt: skip
 
     def _note(self, namespace: Namespace, record_keys: Sequence[RecordKey]) -> None:
         if self._recorder:

@@ -13,6 +13,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
+from kvtcd.core.messages import Removed
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
 from kvtcd.engine import drift
@@ -29,6 +30,8 @@ from kvtcd.engine.ports import Memory
 from kvtcd.engine.prefixes import Prefixes
 from kvtcd.engine.pulse import Pulse, Worker
 from kvtcd.engine.recorder import Recorder
+from kvtcd.engine.remote.generations import FRESH_S
+from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.reporter import Reporter
 from kvtcd.engine.streams import Stream
 from kvtcd.engine.tally import Tally
@@ -50,6 +53,7 @@ class Service:
         lanes: threads that blocks are moved on, closed at the end.
         metrics: shown by `metrics_text`.
         recorder: writes down what is asked; None: nothing does.
+        remote: a store that is shared with other daemons, if there is one.
 
     Attributes:
         boot_id: another one after every start.
@@ -71,6 +75,7 @@ class Service:
         lanes: Sequence[Stream],
         metrics: Metrics,
         recorder: Recorder | None = None,
+        remote: RemoteTier | None = None,
     ) -> None:
         self.boot_id = secrets.token_hex(8)
         self.metrics = metrics
@@ -79,20 +84,16 @@ class Service:
         self._errands = Errands(metrics)
         self._recorder = recorder
         self.blocks = Blocks(
-            driver=driver,
-            memory=memory,
-            tenancy=tenancy,
-            metrics=metrics,
-            tally=self._tally,
-            errands=self._errands,
-            recorder=recorder,
-        )
-        self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder)
+            driver=driver, memory=memory, tenancy=tenancy, metrics=metrics, tally=self._tally,
+            errands=self._errands, recorder=recorder, remote=remote,
+        )  # fmt: skip
+        self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder, remote)
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
-        self.overview = Overview(self.boot_id, driver, tenancy.registry, self._tally)
+        self.overview = Overview(self.boot_id, driver, tenancy.registry, self._tally, remote)
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._guests: list[Worker] = []
+        self._remote = remote
         self._registry = tenancy.registry
         self.pulse = Pulse(self._workers)
         self._reporter = Reporter(driver, tenancy.registry, self.feeds, self._errands)
@@ -118,6 +119,8 @@ class Service:
         gc.freeze()  # nor is it looked at again whenever something else has grown
         self._watch_the_clock()
         self.ready = True
+        if self._remote:
+            self._remote.start(self._purged_elsewhere)
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = self._errands.start("warm-up", warming)
         self._watching = self._errands.start("watch", self.overview.watch())
@@ -129,7 +132,8 @@ class Service:
 
     def _workers(self) -> list[Worker]:
         writers = (tenant.writer for tenant in self._registry.tenants.values())
-        return [*self._lanes, *self._guests, *(writer for writer in writers if writer)]
+        remote = [self._remote.lane] if self._remote else []
+        return [*self._lanes, *remote, *self._guests, *(writer for writer in writers if writer)]
 
     def _watch_the_clock(self) -> None:
         if self._tenancy.expiring and self._ticking is None:
@@ -184,6 +188,8 @@ class Service:
                 else:
                     if lost:
                         _log.warning("%d blocks of %s were not written", lost, namespace.name)
+        if self._remote:
+            await self._remote.close(deadline)
         await self._errands.ended()
         await self._driver.idle()
         self.feeds.close()
@@ -236,8 +242,10 @@ class Service:
         known = self._registry.tenants.get(tenant)
         return list(known.namespaces.values()) if known else []
 
-    async def purge(self, tenant: str, name: str) -> int:
+    async def purge(self, tenant: str, name: str) -> Removed:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
+
+        The store that is shared with other daemons forgets it as soon as it can be asked, they soon after.
 
         Raises:
             UnknownNamespace: there is none of that name.
@@ -246,13 +254,27 @@ class Service:
         # Half of it may be on disk when its caller goes, so it is ended without him.
         return await self._errands.finish("purge", self._purge(self._registry.find(tenant, name)))
 
-    async def _purge(self, namespace: Namespace) -> int:
+    async def _purge(self, namespace: Namespace) -> Removed:
+        if self._remote:
+            await self._remote.purge(namespace)
         self.leases.purge(namespace.number)
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._tally.forget(namespace.number)
         self.prefixes.forget(namespace)
         self._reporter.purged(namespace)
-        return removed
+        if self._remote is None:
+            return Removed(removed)
+        told = await self._remote.purged(namespace)
+        return Removed(removed, "done" if told else "pending", FRESH_S)
+
+    async def _purged_elsewhere(self, namespace: Namespace) -> None:
+        """Empty a namespace that another daemon has purged."""
+        assert self._remote is not None, "it is who says so"
+        self._remote.emptied(namespace)
+        self.leases.purge(namespace.number)
+        await self._tenancy.clear(namespace)
+        self.prefixes.forget(namespace)
+        self._reporter.purged(namespace)
 
     @property
     def disk(self) -> Literal["ok", "full", "off"]:

@@ -9,6 +9,7 @@ from typing import Annotated
 from kvtcd.core.message import INLINE, SPARSE, Answer
 from kvtcd.core.messages import Count
 from kvtcd.core.place import Form, Place, Tier
+from kvtcd.engine.remote.stats import RemoteStats
 from kvtcd.engine.tally import Counts, PlaceCounts
 
 
@@ -90,6 +91,7 @@ class Stats(Answer):
         tiers: by name.
         namespaces: of all tenants.
         misses: reads of blocks that were nowhere.
+        remote: the tier that is shared with other daemons; not there without one.
         own: what was counted for each namespace of one tenant, by name.
     """
 
@@ -102,6 +104,7 @@ class Stats(Answer):
     tiers: dict[str, TierStats]
     namespaces: Count
     misses: Count
+    remote: Annotated[RemoteStats | None, SPARSE]
     own: dict[str, NamespaceStats]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,10 +13,10 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
-from kvtcd.core.place import Place
 from kvtcd.core.policy import CodecChoice, Policy, governing
 from kvtcd.engine import recovery
-from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.driver import Driver
+from kvtcd.engine.emptying import empty, forget
 from kvtcd.engine.envelopes import found
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
@@ -223,43 +222,17 @@ class Tenancy:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed; call it again.
         """
-        namespace = self.registry.find(tenant, name)
-        owner = self.registry.tenants[tenant]
-        self.registry.closing.add(namespace.number)
-        try:
-            self._driver.tell(ev.Close(namespace.number))
-            keys = self._driver.catalog.blocks(namespace.number)
-            await self._forget(keys)
-            if owner.writer is not None:
-                others = [each for each in owner.namespaces.values() if each is not namespace]
-                remaining = {each.name: persisted(each.identity, each.generation) for each in others}
-                remaining[TENANT_NAME] = tenant.encode()
-                left = await owner.writer.exclusive(
-                    partial(recovery.without, namespace=namespace.digest, remaining=remaining)
-                )
-                if left is not None:
-                    self._unlinked(others, left)
-                self._driver.undropped.difference_update(keys)
-            self.registry.remove(namespace)
-            self._driver.tell(ev.Ungovern(namespace.number))
-        finally:
-            self.registry.closing.discard(namespace.number)
-        return len(keys)
+        return await empty(self.registry.find(tenant, name), self.registry, self._driver)
 
-    def _unlinked(self, namespaces: Sequence[Namespace], left: set[RecordKey]) -> None:
-        """Have the blocks of these namespaces forgotten on disk that are not left there."""
-        catalog = self._driver.catalog
-        known = (key for each in namespaces for key in catalog.blocks(each.number))
-        gone = tuple(key for key in known if key not in left and Place.DISK in catalog.places(key))
-        _log.warning(
-            "a purge found no room to copy what stays: %d blocks of the same tenant left the disk", len(gone)
-        )
-        self._driver.tell(ev.Unlinked(gone))
+    async def clear(self, namespace: Namespace) -> None:
+        """Remove every byte of the blocks of a namespace, durably; it stays, and begins anew.
 
-    async def _forget(self, keys: Sequence[RecordKey]) -> None:
-        """Have blocks forgotten; return once their readers are done."""
-        if keys:
-            await self._driver.ask(Request(lambda ticket: ev.Delete(ticket, tuple(keys))), math.inf)
+        Raises:
+            StoreFailed: it could not be completed; call it again.
+        """
+        if self._driver.catalog.blocks(namespace.number):
+            renewed = max(namespace.generation + 1, time.time_ns() // 1_000_000)
+            await empty(namespace, self.registry, self._driver, renewed=renewed)
 
     async def delete(self, keys: Sequence[RecordKey], owner: Tenant) -> None:
         """Remove blocks, durably; readers finish first.
@@ -267,7 +240,7 @@ class Tenancy:
         Raises:
             StoreFailed: a record could not be removed from disk.
         """
-        await self._forget(keys)
+        await forget(self._driver, keys)
         if failed := self._driver.undropped & set(keys):
             raise StoreFailed("delete", f"{len(failed)} records could not be removed")
         if keys and owner.writer is not None:

@@ -113,7 +113,11 @@ class Daemon:
 
     def _match(self, name: str, keys: Sequence[EngineKey]) -> dict[EngineKey, bool]:
         blocks = self.link.client.match(name, keys, salt=self._salt, deadline=self._seconds).blocks
-        if below := [block.key for block in blocks if block.tier is Tier.DISK] if self._lift else []:
+        if (
+            below := [block.key for block in blocks if block.tier in (Tier.DISK, Tier.REMOTE)]
+            if self._lift
+            else []
+        ):
             self._bring_up(name, below)
         return {block.key: block.tier is not None for block in blocks}
 

@@ -136,7 +136,7 @@ def match_ms(blocks: int) -> float:
         above = found[-1].key if number % CHAIN else None
         found.append(Found(key, 1, tokens, IDENTITY.layout.nbytes(tokens), QUOTA // 2, above))
     catalog.handle(Recovered(tuple(found)))
-    matcher = Matcher(catalog, IDENTITY.digest, record_key)
+    matcher = Matcher(catalog, IDENTITY.digest, record_key, IDENTITY.block_tokens)
     return 1000 * statistics.median(
         _times(lambda keys: matcher.by_keys(keys, matcher.record_keys(keys)), questions(blocks))
     )

@@ -6,6 +6,7 @@
       lock                 flock of the one process that uses it
       format               number of the form of all that is here; without it, 1
       master.key           32 random bytes, 0600; not there if the key is kept elsewhere
+      remote               what a store that is shared with other daemons still has to do
       tenants/<hex>/       one disk environment per tenant
 """
 
@@ -85,6 +86,24 @@ class StateDirectory:
         durable.make_directory(self._tenants)
         for leftover in self._tenants.glob("*" + durable.PART):
             durable.remove_tree(leftover)
+
+    def remote(self) -> bytes | None:
+        """Return what `note_remote` kept, None if there is nothing.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        file = self.path / "remote"
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
+
+    def note_remote(self, content: bytes) -> None:
+        """Keep what a shared store still has to do, durably."""
+        durable.write_file(self.path / "remote", content)
 
     @classmethod
     def existing(cls, path: Path) -> Self:

@@ -326,7 +326,7 @@ async def test_a_purge_leaves_no_byte_and_spares_the_neighbours(tmp_path) -> Non
         with pytest.raises(UnknownNamespace):
             await store(toy.service, one, {1: marker})
         assert await fetch(toy.service, two, 1) == block(1)
-    assert (removed, left) == (1, [])
+    assert (removed.removed, left) == (1, [])
 
 
 def _stored(raw, *, tokens, first_token, after):  # noqa: ARG001 - the signature of a codec
@@ -377,7 +377,7 @@ async def test_a_purge_on_a_full_device_is_done_and_what_had_to_go_is_a_clean_mi
         with pytest.raises(UnknownNamespace):
             toy.service.namespace(TENANT, "one")
 
-    assert (removed, left, tiers) == (1, [], [None, Tier.HOST])
+    assert (removed.removed, left, tiers) == (1, [], [None, Tier.HOST])
     assert again[0].outcome == "stored"
     assert "kvtcd_damaged_records_total{" not in text
     assert "kvtcd_internal_errors_total{" not in text

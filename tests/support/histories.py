@@ -60,6 +60,8 @@ class World:
     drops: list[ev.Drop] = field(default_factory=list)
     waiting: dict[int, ev.Event] = field(default_factory=dict)
     filling: list[RecordKey] = field(default_factory=list)
+    arriving: dict[RecordKey, int | None] = field(default_factory=dict)
+    """What of these fills is packed, from another host: what is left of their time."""
     reading: list[RecordKey] = field(default_factory=list)
     leases: list[tuple[RecordKey, ...]] = field(default_factory=list)
     moment: int = 0
@@ -165,6 +167,8 @@ class CatalogMachine(RuleBasedStateMachine):
                 self.world.filling.append(key)
                 self.world.born[key] = self.world.moment
                 ttl = self.policies[namespace].disk.ttl
+                if request.arrival:
+                    ttl = self.world.arriving[key] = request.arrival.ttl
                 self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
             case ev.Get(_, key):
                 assert self.world.bytes_at.get((key, Place.HOST)), "a reader finds bytes"
@@ -209,6 +213,15 @@ class CatalogMachine(RuleBasedStateMachine):
         self.ask(
             ev.Put(ticket, key, namespace, nbytes, nbytes, parent, older, 1000 * key[0], patient), ticket
         )
+
+    @rule(
+        key=st.sampled_from(KEYS), nbytes=st.integers(1, 6), packed=st.integers(1, 7),
+        ttl=st.sampled_from([None, None, 5]),
+    )  # fmt: skip
+    def arrive(self, key, nbytes, packed, ttl) -> None:
+        """A block comes packed, from another host."""
+        ticket, arrival = self.next_ticket(), ev.Arrival(packed, ttl)
+        self.ask(ev.Put(ticket, key, namespace_of(key), nbytes, nbytes, arrival=arrival), ticket)
 
     @rule(key=st.sampled_from(KEYS))
     def get(self, key: RecordKey) -> None:
@@ -267,11 +280,18 @@ class CatalogMachine(RuleBasedStateMachine):
     def fill(self, data, arrives: bool) -> None:
         key = data.draw(st.sampled_from(self.world.filling))
         self.world.filling.remove(key)
+        place = self.place_of(key)
         if arrives:
-            self.world.bytes_at[key, Place.HOST] = True
-            self.tell(ev.Filled(key))
+            self.world.bytes_at[key, place] = True
+            self.tell(ev.Filled(key, place))
         else:
-            self.tell(ev.Abandoned(key))
+            self.tell(ev.Abandoned(key, place))
+
+    def place_of(self, key: RecordKey) -> Place:
+        """Return where the bytes of a granted put go."""
+        arrives = key in self.world.arriving
+        self.world.arriving.pop(key, None)
+        return Place.PACKED if arrives else Place.HOST
 
     @precondition(lambda self: self.world.reading)
     @rule(data=st.data())
@@ -379,8 +399,9 @@ class CatalogMachine(RuleBasedStateMachine):
                 self.finish_drop(self.world.drops[0])
             elif self.world.filling:
                 key = self.world.filling.pop()
-                self.world.bytes_at[key, Place.HOST] = True
-                self.tell(ev.Filled(key))
+                place = self.place_of(key)
+                self.world.bytes_at[key, place] = True
+                self.tell(ev.Filled(key, place))
             elif self.world.reading:
                 self.tell(ev.Release(self.world.reading.pop()))
             else:

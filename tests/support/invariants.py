@@ -52,8 +52,8 @@ def check(catalog: Catalog) -> None:
             )
             if copy.state is State.DROPPING:
                 dropping[place.tier, entry.namespace] += copy.nbytes
-            if copy.state is State.FILLING and place is not Place.HOST:
-                assert transfer, "only puts and transfers fill"
+            if copy.state is State.FILLING and not transfer:
+                assert place in (Place.HOST, Place.PACKED), "only puts and transfers fill"
         leaves = residents.outgoing.get(key, ())
         free = not transfer and not residents.pins[key] and key not in residents.doomed
         if free and entry.kept(without=leaves):

@@ -14,6 +14,7 @@ import torch
 from support.patience import PATIENCE_S
 from support.pipelines import engine_stages, write
 
+from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core import blob as blobs
 from kvtcd.core.blob import CodecId, Header, Kind, Run
@@ -21,9 +22,11 @@ from kvtcd.core.catalog import Catalog
 from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope, RopeKind
+from kvtcd.core.keys import TenantKeys
 from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.core.policy import Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
+from kvtcd.core.remote.ledger import Ledger
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 from kvtcd.engine.driver import Driver
@@ -32,6 +35,7 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.recorder import Recorder
+from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.device import DeviceMemory
@@ -44,7 +48,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from kvtcd.engine.mover import Tracer
-    from kvtcd.engine.ports import CodecFactory
+    from kvtcd.engine.ports import CodecFactory, RemoteStore
 
 LAYOUT = kv_layout(layers=2, kv_heads=2, head_dim=32, dtype=Dtype.BF16)
 BLOCK_TOKENS = 16
@@ -169,11 +173,14 @@ async def toy_service(
     codec: CodecFactory | None = None,
     encrypt: bool = False,
     tracer: Tracer | None = None,
+    remote: RemoteStore | None = None,
+    settings: Settings | None = None,
+    shelf: ProfileFolder | None = None,
 ) -> AsyncIterator[ToyService]:
     """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
-    It recovers what lies there. Blocks move on stages of a kind, as in `support.pipelines`; the GPU tier lies
-    in plain memory.
+    It recovers what lies there. With a `remote` store it has a tier there; all share one master key. Blocks
+    move on stages of a kind, as in `support.pipelines`; the GPU tier lies in plain memory.
     """
     state = await asyncio.to_thread(StateDirectory, path)
     master = await asyncio.to_thread(_master_key, state)
@@ -214,13 +221,24 @@ async def toy_service(
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
         encrypt=encrypt,
     )
+    tier = None
+    if remote is not None:
+        kept = await asyncio.to_thread(state.remote)
+        tier = remote_tier(
+            remote, settings or Settings(look_s=PATIENCE_S), driver=driver, memory=memory, registry=registry,
+            metrics=metrics, profiles=shelf or ProfileFolder(path / "profiles"),
+            derive=lambda tenant: TenantKeys.derive(master, tenant),
+            ledger=Ledger.from_bytes(kept) if kept else Ledger(), save=state.note_remote, luck=lambda: 0.5,
+        )  # fmt: skip
+        mover.packed, mover.missing = tier.packed, tier.profiles.fetch
     lanes, recorder = [*stages.streams(), lane], None
     if record:
         lanes.append(Lane("record"))
         recorder = await asyncio.to_thread(Recorder, record, lanes[-1], metrics)
     service = Service(
-        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder
-    )
+        driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder,
+        remote=tier,
+    )  # fmt: skip
     try:
         await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))
         yield ToyService(service, catalog, memory, codecs)

@@ -1,0 +1,171 @@
+"""Read-through: a block that another daemon has stored comes here, and is one of ours from then on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from kvtcd.core import events as ev
+from kvtcd.core.errors import Corrupt, DeadlineExceeded, RemoteFailed
+from kvtcd.core.events import Reason
+from kvtcd.core.keys import RecordKey, log_name
+from kvtcd.core.place import Form, Place
+from kvtcd.core.record import MAX_ENVELOPE_BYTES, Envelope
+from kvtcd.core.remote import names
+from kvtcd.core.remote.presence import Presence
+from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.errands import Errands
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.namespaces import Namespace, Registry
+from kvtcd.engine.ports import Memory
+from kvtcd.engine.remote import figures as fig
+from kvtcd.engine.remote import parcels
+from kvtcd.engine.remote.caller import Caller
+from kvtcd.engine.remote.figures import Figures
+from kvtcd.engine.remote.generations import Generations
+from kvtcd.engine.remote.turns import Turns
+from kvtcd.engine.steps import Origin, Record
+
+TOGETHER = 8
+"""Blocks of one call."""
+AT_ONCE = 16
+"""Blocks on their way here."""
+ROOM_S = 10.0
+"""Seconds that a block which has arrived waits for room in host memory."""
+_SLACK = 1 << 20
+"""Bytes that a blob may have beyond those of its block."""
+_log = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Fetches blocks from a store into packed host memory. All methods belong to the loop.
+
+    Args:
+        caller: of the store.
+        generations: under which records are looked for.
+        presence: told of what is not there.
+        driver: owns the catalog.
+        memory: the host tier.
+        registry: of namespaces.
+        lane: on which records are checked and laid down.
+        figures: told what was found.
+        errands: by which a block arrives also when whoever asked for it has gone.
+    """
+
+    def __init__(
+        self, caller: Caller, generations: Generations, presence: Presence, *, driver: Driver,
+        memory: Memory, registry: Registry, lane: Lane, figures: Figures, errands: Errands,
+    ) -> None:  # fmt: skip
+        self._caller, self._generations, self._presence = caller, generations, presence
+        self._driver, self._memory, self._registry = driver, memory, registry
+        self._lane, self._figures, self._errands = lane, figures, errands
+        self._turns: dict[int, Turns[bytes | None]] = {}
+        self._flights: dict[RecordKey, asyncio.Task[bool]] = {}
+        self._gate = asyncio.Semaphore(AT_ONCE)
+
+    async def bring(self, namespace: Namespace, key: RecordKey, deadline: float) -> bool:
+        """Bring a block into host memory, packed as it is; tell whether it is here now.
+
+        Raises:
+            DeadlineExceeded: not within the caller's time; it comes all the same.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = self._errands.start("arrival", self._arrive(namespace, key))
+            flight.add_done_callback(lambda _: self._flights.pop(key))
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await asyncio.shield(flight)
+        except TimeoutError:
+            raise DeadlineExceeded("the remote store", round(loop.time() - begun, 3)) from None
+
+    async def _arrive(self, namespace: Namespace, key: RecordKey) -> bool:
+        outcome = fig.FAILED
+        try:
+            async with self._gate:
+                outcome = await self._fetch(namespace, key)
+        except RemoteFailed as error:
+            _log.debug("record %s was not fetched: %s", log_name(key), error)
+        self._figures.gets.labels(outcome).inc()
+        return outcome == fig.HIT
+
+    async def _fetch(self, namespace: Namespace, key: RecordKey) -> str:
+        generation = await self._generations.ensure(namespace)
+        tenant = self._registry.tenants[namespace.tenant]
+        name = names.record_name(tenant.keys, namespace.digest, generation, key)
+        data = await self._together(namespace).ask(name)
+        if data is None:
+            self._presence.note(name, there=False)
+            return fig.MISS
+        self._figures.bytes.labels("in").inc(len(data))
+        try:
+            arrived = await self._lane.run(parcels.arriving, data, key, namespace, tenant, generation)
+        except Corrupt as error:
+            self._refuse(name, namespace, key, error)
+            return fig.REFUSED
+        gone = self._generations.current(namespace) != generation or self._presence.ask(name) is False
+        if arrived is None or gone or not self._registry.admits(namespace):
+            self._presence.note(name, there=False)  # its time is over, or it was deleted or purged meanwhile
+            return fig.MISS
+        self._presence.note(name, there=True)
+        return fig.HIT if await self._settle_in(namespace, key, *arrived) else fig.FAILED
+
+    def _together(self, namespace: Namespace) -> Turns[bytes | None]:
+        """Return what asks for blocks of this size."""
+        identity = namespace.identity
+        most = 2 * identity.layout.nbytes(identity.block_tokens) + MAX_ENVELOPE_BYTES + _SLACK
+        if most not in self._turns:
+
+            async def call(asked: Sequence[str]) -> list[bytes | Exception | None]:
+                return await self._caller.get(asked, most)
+
+            self._turns[most] = Turns(call, most=TOGETHER)
+        return self._turns[most]
+
+    def _refuse(self, name: str, namespace: Namespace, key: RecordKey, error: Corrupt) -> None:
+        """Count what is no record of ours, and remove it: else no daemon would store a sound one there."""
+        self._figures.refused.labels(type(error).__name__).inc()
+        self._presence.note(name, there=False)
+        _log.warning(
+            "record %s of namespace %s, tenant %s, in the remote store is refused: %s",
+            log_name(key), namespace.name, namespace.tenant, error,
+        )  # fmt: skip
+        _ = self._errands.start("refusal", self._caller.delete([name]), expected=(RemoteFailed,))
+
+    async def _settle_in(
+        self, namespace: Namespace, key: RecordKey, record: Record, envelope: Envelope
+    ) -> bool:
+        """Put a record into host memory as the packed copy of a new block; tell whether it is here."""
+        blob, sealed = record.bytes, record.envelope
+        origin = Origin.of(namespace, envelope, sealed)
+        expires = envelope.expires
+        ttl = None if expires is None else max(1, (expires - time.time_ns() // 1_000_000) // 1000)
+
+        def event(ticket: int) -> ev.Put:
+            return ev.Put(
+                ticket, key, namespace.number, envelope.tokens, envelope.raw_bytes, envelope.parent,
+                position=envelope.first_token or 0, arrival=ev.Arrival(len(blob), ttl),
+            )  # fmt: skip
+
+        def granted() -> None:
+            self._memory.allocate(key, len(blob), Form.PACKED)
+            self._driver.origins[key] = origin
+
+        request = Request(event, granted, ev.Abandoned(key, Place.PACKED))
+        try:
+            reason = await self._driver.ask(request, asyncio.get_running_loop().time() + ROOM_S)
+        except DeadlineExceeded:
+            return False
+        if reason is not None:
+            return reason is Reason.DUPLICATE
+        try:
+            await self._lane.run(parcels.lay, record, self._memory.pieces(key, Form.PACKED))
+        except BaseException:
+            self._driver.tell(ev.Abandoned(key, Place.PACKED))
+            raise
+        self._driver.tell(ev.Filled(key, Place.PACKED))
+        return True

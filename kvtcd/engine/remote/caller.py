@@ -1,0 +1,114 @@
+"""Calls of a shared store: with a time limit, a few attempts, and a breaker that leaves a dead one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from kvtcd.core.errors import RemoteFailed
+from kvtcd.core.remote.breaker import Breaker, BreakerState, pause
+from kvtcd.engine.ports import RemoteStore
+from kvtcd.engine.remote.figures import Figures
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+ATTEMPTS = 3
+_FIRST_S, _LONGEST_S = 0.05, 1.0
+"""Pauses between attempts."""
+
+
+class Caller:
+    """Asks a store. Whatever goes wrong there is `RemoteFailed` here.
+
+    Args:
+        store: what is asked.
+        breaker: told how it went.
+        figures: told of failures.
+        timeout: seconds of one attempt.
+        luck: see `pause`.
+    """
+
+    def __init__(
+        self, store: RemoteStore, breaker: Breaker, figures: Figures, *, timeout: float,
+        luck: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._store, self._figures, self._timeout, self._luck = store, figures, timeout, luck
+        self.breaker = breaker
+
+    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
+        """Return values; see `RemoteStore`."""
+        return await self._call("get", lambda: self._store.get(names, most))
+
+    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+        """Store values; see `RemoteStore`."""
+        return await self._call("put", lambda: self._store.put(items))
+
+    async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
+        """Tell which names have a value; see `RemoteStore`."""
+        return await self._call("exists", lambda: self._store.exists(names))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Remove values, all of them."""
+        for answer in await self._call("delete", lambda: self._store.delete(names)):
+            if answer is not None:
+                raise RemoteFailed("delete", _why(answer))
+
+    async def names(self, prefix: str) -> set[str]:
+        """Return all names that begin so, however long it takes: a store may have to look at all it holds."""
+
+        async def listed() -> set[str]:
+            return {name async for name in self._store.listing(prefix) if name.startswith(prefix)}
+
+        return await self._call("list", listed, limited=False)
+
+    async def close(self) -> None:
+        """End the connections."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._store.close()
+        except Exception as error:  # noqa: BLE001 - a client library may raise anything, and this is the end
+            _log.debug("the remote store: closing: %s", error)
+
+    async def _call(self, what: str, call: Callable[[], Awaitable[T]], *, limited: bool = True) -> T:
+        for attempt in range(1, ATTEMPTS + 1):
+            if not self.breaker.admits():
+                raise RemoteFailed(what, f"it is left alone for another {self.breaker.wait:.1f} s")
+            try:
+                async with asyncio.timeout(self._timeout if limited else None):
+                    answer = await call()
+            except asyncio.CancelledError:
+                self.breaker.withdrawn()
+                raise
+            except Exception as error:  # noqa: BLE001 - a client library may raise anything
+                self._failed(what, error)
+                if attempt == ATTEMPTS:
+                    raise RemoteFailed(what, _why(error)) from None
+                await asyncio.sleep(pause(attempt, _FIRST_S, _LONGEST_S, self._luck))
+            else:
+                self.breaker.succeeded()
+                return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    def _failed(self, what: str, error: Exception) -> None:
+        before = self.breaker.opened
+        self.breaker.failed()
+        self._figures.failures.labels(what, type(error).__name__).inc()
+        if self.breaker.opened > before:
+            self._figures.opened.inc()
+            _log.warning(
+                "the remote store is left alone for a while: %s: %s; blocks are kept here meanwhile",
+                what,
+                _why(error),
+            )
+
+    @property
+    def state(self) -> BreakerState:
+        """Whether the store is asked at all."""
+        return self.breaker.state
+
+
+def _why(error: Exception) -> str:
+    """Return the first line of an error, or its kind where it says nothing."""
+    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__

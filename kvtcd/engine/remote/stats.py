@@ -1,0 +1,55 @@
+"""The remote tier at one moment, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtcd.core.message import Answer
+from kvtcd.core.messages import Count
+from kvtcd.core.remote.backlog import Offer
+from kvtcd.core.remote.breaker import BreakerState
+from kvtcd.engine.remote import figures as fig
+from kvtcd.engine.remote.figures import Figures, count
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStats(Answer):
+    """The remote tier.
+
+    Attributes:
+        breaker: ``closed`` where the store is asked, ``open`` where it is left alone for a while.
+        queue_blocks: blocks that wait to be written.
+        queue_bytes: of these.
+        written: blocks that were written.
+        there: blocks that another had written.
+        dropped: blocks that were not written: the queue was full, or the store failed.
+        hits: blocks that came from it.
+        misses: blocks that it did not have.
+        refused: objects that were no record of ours.
+        failed: blocks that it may have had, but could not be asked for.
+        pending: purges and deletes that it still has to do.
+    """
+
+    breaker: str
+    queue_blocks: Count
+    queue_bytes: Count
+    written: Count
+    there: Count
+    dropped: Count
+    hits: Count
+    misses: Count
+    refused: Count
+    failed: Count
+    pending: Count
+
+    @classmethod
+    def of(
+        cls, figures: Figures, breaker: BreakerState, waiting: tuple[int, int], pending: int
+    ) -> RemoteStats:
+        """Return what was counted."""
+        return cls(
+            str(breaker), *waiting, count(figures.puts, fig.STORED), count(figures.puts, fig.THERE),
+            count(figures.puts, fig.FAILED) + count(figures.offers, Offer.FULL), count(figures.gets, fig.HIT),
+            count(figures.gets, fig.MISS), count(figures.gets, fig.REFUSED), count(figures.gets, fig.FAILED),
+            pending,
+        )  # fmt: skip

@@ -1,0 +1,205 @@
+"""The remote tier as the engine sees it: offered to, asked, and never waited for by a put."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from kvtcd.core.errors import RemoteFailed
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.remote import names
+from kvtcd.core.remote.breaker import BreakerState
+from kvtcd.core.remote.presence import Presence
+from kvtcd.engine.errands import Errands
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.namespaces import Namespace, Registry, Tenant
+from kvtcd.engine.remote.arrivals import Arrivals
+from kvtcd.engine.remote.caller import Caller
+from kvtcd.engine.remote.figures import Figures
+from kvtcd.engine.remote.generations import Generations
+from kvtcd.engine.remote.profiles import Profiles
+from kvtcd.engine.remote.purges import Purges
+from kvtcd.engine.remote.stats import RemoteStats
+from kvtcd.engine.remote.writing import WRITERS, Parcel, Writing
+from kvtcd.engine.steps import Origin, Record
+
+FIRST_LOOK, LONGEST_LOOK = 16, 512
+"""Names of the first call of a match, and of its later ones at most: most misses show at once."""
+PURGE_S = 5.0
+"""Seconds that a purge waits for the store before it is answered that it goes on."""
+_GLANCE_S = 0.1
+"""Time between two looks, at the end, at whether the store still answers."""
+_log = logging.getLogger(__name__)
+
+
+class RemoteTier:
+    """What the engine needs of a shared store. All methods belong to the loop; none fails because of it.
+
+    Only full blocks travel: a partial one ends a sequence of this host, and its successor replaces it.
+
+    Args:
+        caller, generations, presence, writing, arrivals, profiles, purges: its parts.
+        registry: of namespaces.
+        lane: of theirs, closed in the end.
+        figures: what they count.
+        errands: what runs without a caller.
+        look_s: seconds that a match waits for the store.
+    """
+
+    def __init__(
+        self, *, caller: Caller, generations: Generations, presence: Presence, writing: Writing,
+        arrivals: Arrivals, profiles: Profiles, purges: Purges, registry: Registry, lane: Lane,
+        figures: Figures, errands: Errands, look_s: float,
+    ) -> None:  # fmt: skip
+        self._caller, self._generations, self._presence = caller, generations, presence
+        self._writing, self._arrivals, self._purges = writing, arrivals, purges
+        self.profiles, self.lane = profiles, lane
+        self._registry, self._figures, self._errands, self._look_s = registry, figures, errands, look_s
+        self._looking: set[asyncio.Task[None]] = set()
+        self._running: list[asyncio.Task[None]] = []
+
+    # Life -----------------------------------------------------------------------------------------------
+
+    def start(self, cleared: Callable[[Namespace], Awaitable[None]]) -> None:
+        """Begin to write what is offered, to watch the generations, and to go on with purges.
+
+        Args:
+            cleared: empties a namespace here, whose blocks were purged elsewhere.
+        """
+        self._generations.cleared = cleared
+        works = [
+            self._generations.watch(),
+            self._purges.run(),
+            *(self._writing.run() for _ in range(WRITERS)),
+        ]
+        self._running = [self._errands.start("remote", work) for work in works]
+
+    async def close(self, deadline: float) -> None:
+        """Write what waits, if that can be done in time, and end.
+
+        Args:
+            deadline: loop time; what is not written by then is not written.
+        """
+        loop = asyncio.get_running_loop()
+        while self._caller.state is BreakerState.CLOSED and (left := deadline - loop.time()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _GLANCE_S)):
+                    await self._writing.drained()
+                    break
+        if unwritten := self._writing.waiting[0]:
+            _log.warning("%d blocks were not written to the remote store", unwritten)
+        for task in (*self._running, *self._looking):
+            task.cancel()
+        await asyncio.gather(*self._running, *self._looking, return_exceptions=True)
+        await self._errands.ended()
+        await self._caller.close()
+        await self.lane.close()
+
+    # Blocks ---------------------------------------------------------------------------------------------
+
+    def packed(self, key: RecordKey, record: Record, origin: Origin, tenant: Tenant) -> None:
+        """Have the record of a block that was just packed written in its turn, if its policy says so."""
+        namespace = origin.namespace
+        full = origin.tokens == namespace.identity.block_tokens
+        if full and namespace.policy.remote.write == "behind" and self._registry.admits(namespace):
+            self._writing.offer(Parcel(key, record, namespace, tenant))
+
+    def has(self, namespace: Namespace, key: RecordKey) -> bool:
+        """Tell whether a block is known to be there, without asking."""
+        name = self._name(namespace, key)
+        return name is not None and self._presence.ask(name) is True and not self._purges.doomed(name)
+
+    async def look(self, namespace: Namespace, keys: Sequence[RecordKey]) -> None:
+        """Find out which of some blocks are there, up to the first that is not; `has` tells.
+
+        What the store has not answered in time is a miss now, and known next time.
+        """
+        if not self._reads(namespace) or not keys:
+            return
+        task = asyncio.create_task(self._look(namespace, keys), name="kvtcd-look")
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+        await asyncio.wait([task], timeout=self._look_s)
+
+    async def bring(self, namespace: Namespace, key: RecordKey, deadline: float) -> bool:
+        """Bring a block here, packed as it is; tell whether it is here now.
+
+        Raises:
+            DeadlineExceeded: not within the caller's time; it comes all the same.
+        """
+        if not self._reads(namespace):
+            return False
+        name = self._name(namespace, key)
+        if name is not None and (self._presence.ask(name) is False or self._purges.doomed(name)):
+            return False
+        if self._caller.breaker.wait:
+            return False
+        return await self._arrivals.bring(namespace, key, deadline)
+
+    async def forget(self, namespace: Namespace, keys: Sequence[RecordKey]) -> None:
+        """Remove blocks: now if the store can be asked, else as soon as it can."""
+        self._writing.forget(namespace, keys)
+        generation = self._generations.ledger.of(namespace.tenant, namespace.digest).generation
+        tag = self._registry.tenants[namespace.tenant].keys
+        doomed = [names.record_name(tag, namespace.digest, generation, key) for key in keys]
+        for name in doomed:
+            self._presence.note(name, there=False)
+        await self._purges.delete(doomed)
+
+    # Namespaces -----------------------------------------------------------------------------------------
+
+    async def purge(self, namespace: Namespace) -> None:
+        """Have the store forget a namespace, whatever happens from now on."""
+        await self._generations.raised(namespace)
+        self.emptied(namespace)
+
+    async def purged(self, namespace: Namespace) -> bool:
+        """Wait a little for the store to have forgotten it; False: that goes on."""
+        return await self._purges.told(namespace.tenant, namespace.digest, PURGE_S)
+
+    def emptied(self, namespace: Namespace) -> None:
+        """Forget what is known and waits of a namespace."""
+        self._writing.forget(namespace)
+        self._presence.forget(names.prefix(self._registry.tenants[namespace.tenant].keys, namespace.digest))
+
+    # Numbers --------------------------------------------------------------------------------------------
+
+    def stats(self) -> RemoteStats:
+        """Return how it is."""
+        self._figures.breaker(self._caller.state)
+        pending = self._generations.ledger.pending
+        return RemoteStats.of(self._figures, self._caller.state, self._writing.waiting, pending)
+
+    def _reads(self, namespace: Namespace) -> bool:
+        return namespace.policy.remote.read
+
+    def _name(self, namespace: Namespace, key: RecordKey) -> str | None:
+        generation = self._generations.current(namespace)
+        if generation is None:
+            return None
+        keys = self._registry.tenants[namespace.tenant].keys
+        return names.record_name(keys, namespace.digest, generation, key)
+
+    async def _look(self, namespace: Namespace, keys: Sequence[RecordKey]) -> None:
+        try:
+            generation = await self._generations.ensure(namespace)
+            tenant = self._registry.tenants[namespace.tenant].keys
+            start, size = 0, FIRST_LOOK
+            while start < len(keys):
+                part = keys[start : start + size]
+                start, size = start + size, min(2 * size, LONGEST_LOOK)
+                asked = [names.record_name(tenant, namespace.digest, generation, key) for key in part]
+                if not await self._all_there(asked):
+                    return
+        except RemoteFailed as error:
+            _log.debug("the remote store was not looked at: %s", error)
+
+    async def _all_there(self, asked: Sequence[str]) -> bool:
+        unknown = [name for name in asked if self._presence.ask(name) is None]
+        if unknown:
+            for name, there in zip(unknown, await self._caller.exists(unknown), strict=True):
+                if isinstance(there, bool):
+                    self._presence.note(name, there=there)
+        return all(self._presence.ask(name) for name in asked)

@@ -1,0 +1,207 @@
+"""Write-behind: what was packed here goes to the store when its turn comes, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtcd.core.errors import RemoteFailed
+from kvtcd.core.keys import RecordKey
+from kvtcd.core.remote import names
+from kvtcd.core.remote.backlog import Backlog, Offer, Waiting
+from kvtcd.core.remote.presence import Presence
+from kvtcd.engine.lanes import Lane
+from kvtcd.engine.namespaces import Namespace, Registry, Tenant
+from kvtcd.engine.remote import figures as fig
+from kvtcd.engine.remote import parcels
+from kvtcd.engine.remote.caller import Caller
+from kvtcd.engine.remote.figures import Figures
+from kvtcd.engine.remote.generations import Generations
+from kvtcd.engine.remote.profiles import Profiles
+from kvtcd.engine.steps import Record
+
+WRITERS = 2
+"""Batches under way: one is made ready while another is sent."""
+BATCH, BATCH_BYTES = 32, 8 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A record that is to leave."""
+
+    key: RecordKey
+    record: Record
+    namespace: Namespace
+    tenant: Tenant
+
+
+class Writing:
+    """The queue and who empties it. All methods belong to the loop.
+
+    Args:
+        caller: of the store.
+        generations: that records are written under.
+        profiles: sent ahead of what is packed with them.
+        presence: what is there already is not sent.
+        registry: of namespaces.
+        lane: on which records are made ready.
+        figures: told of all of it.
+        capacity: bytes that wait at most.
+        attempts: how often a block is tried.
+        ttl: seconds that a record is kept, None: as long as the store likes.
+        encrypt: encrypt what is not.
+    """
+
+    def __init__(
+        self, caller: Caller, generations: Generations, profiles: Profiles, presence: Presence, *,
+        registry: Registry, lane: Lane, figures: Figures, capacity: int, attempts: int = 3,
+        ttl: int | None, encrypt: bool,
+    ) -> None:  # fmt: skip
+        self._caller, self._generations, self._profiles = caller, generations, profiles
+        self._presence, self._registry, self._lane, self._figures = presence, registry, lane, figures
+        self._ttl, self._encrypt = ttl, encrypt
+        self._backlog: Backlog[Parcel] = Backlog(capacity, attempts=attempts)
+        self._offered, self._empty = asyncio.Event(), asyncio.Event()
+        self._empty.set()
+
+    def offer(self, parcel: Parcel) -> None:
+        """Let a record wait to be written, if there is room."""
+        record = parcel.record
+        name = _waiting_name(parcel.tenant, parcel.namespace, parcel.key)
+        outcome = self._backlog.offer(name, len(record.envelope) + len(record.blob), parcel)
+        self._figures.offers.labels(outcome).inc()
+        if outcome is Offer.TAKEN:
+            self._offered.set()
+            self._empty.clear()
+        self._count()
+
+    def forget(self, namespace: Namespace, keys: Sequence[RecordKey] | None = None) -> None:
+        """Write some blocks of a namespace no more; `keys` None: all of them."""
+        tenant = self._registry.tenants[namespace.tenant]
+        if keys is None:
+            prefix = names.prefix(tenant.keys, namespace.digest)
+            gone = self._backlog.discard(lambda name: name.startswith(prefix))
+        else:
+            doomed = {_waiting_name(tenant, namespace, key) for key in keys}
+            gone = self._backlog.discard(doomed.__contains__)
+        self._figures.puts.labels(fig.UNWANTED).inc(gone)
+        self._count()
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Blocks that wait or are being written, and their bytes."""
+        return len(self._backlog), self._backlog.nbytes
+
+    async def run(self) -> None:
+        """Write what is offered, without end."""
+        while True:
+            if wait := self._caller.breaker.wait:
+                await asyncio.sleep(wait)
+                continue
+            batch = self._backlog.take(most=BATCH, nbytes=BATCH_BYTES)
+            if not batch:
+                self._offered.clear()
+                await self._offered.wait()
+                continue
+            try:
+                await self._write(batch)
+            except RemoteFailed as error:
+                _log.debug("%d blocks were not written to the remote store: %s", len(batch), error)
+                self._give_back(batch)
+            except Exception:  # noqa: BLE001 - whatever it is costs these blocks, not those that come after
+                _log.exception("unexpected failure while writing to the remote store")
+                self._give_back(batch)
+            self._count()
+
+    async def drained(self) -> None:
+        """Return when nothing waits."""
+        await self._empty.wait()
+
+    async def _write(self, batch: list[Waiting[Parcel]]) -> None:
+        named: dict[str, Waiting[Parcel]] = {}
+        generations: dict[str, int] = {}
+        for one in batch:
+            parcel = one.item
+            if not self._registry.admits(parcel.namespace):
+                self._backlog.settled(one)
+                continue
+            generation = await self._generations.ensure(parcel.namespace)
+            name = names.record_name(parcel.tenant.keys, parcel.namespace.digest, generation, parcel.key)
+            named[name], generations[name] = one, generation
+        absent = await self._absent(named)
+        for one in {named[name].item.namespace.number: named[name] for name in absent}.values():
+            await self._profiles.send(one.item.namespace)
+        items = await self._lane.run(
+            self._ready, {name: (named[name].item, generations[name]) for name in absent}
+        )
+        if items:
+            await self._send(items, named)
+
+    async def _absent(self, named: dict[str, Waiting[Parcel]]) -> list[str]:
+        """Return the names that the store has nothing under; the others need not be sent."""
+        unknown = [name for name in named if self._presence.ask(name) is not True]
+        answers = await self._caller.exists(unknown) if unknown else []
+        found = dict(zip(unknown, answers, strict=True))
+        absent: list[str] = []
+        for name, one in named.items():
+            there = found.get(name, True)
+            if isinstance(there, Exception):
+                self._give_back([one])
+            elif there:
+                self._presence.note(name, there=True)
+                self._settled(one, fig.THERE, name)
+            else:
+                absent.append(name)
+        return absent
+
+    def _ready(self, parcels_by_name: dict[str, tuple[Parcel, int]]) -> list[tuple[str, bytes, int | None]]:
+        return [
+            (
+                name,
+                parcels.leaving(parcel.record, parcel.key, parcel.tenant, generation, encrypt=self._encrypt),
+                self._ttl,
+            )
+            for name, (parcel, generation) in parcels_by_name.items()
+        ]
+
+    async def _send(
+        self, items: list[tuple[str, bytes, int | None]], named: dict[str, Waiting[Parcel]]
+    ) -> None:
+        answers = await self._caller.put(items)
+        for (name, value, _), error in zip(items, answers, strict=True):
+            if error is not None:
+                self._give_back([named[name]])
+                continue
+            self._presence.note(name, there=True)
+            self._figures.bytes.labels("out").inc(len(value))
+            if not self._settled(named[name], fig.STORED, name):
+                await self._caller.delete([name])  # deleted while it was under way
+
+    def _settled(self, one: Waiting[Parcel], outcome: str, name: str) -> bool:
+        wanted = self._backlog.settled(one)
+        if wanted:
+            self._figures.puts.labels(outcome).inc()
+        else:
+            self._presence.note(name, there=False)
+        return wanted
+
+    def _give_back(self, batch: list[Waiting[Parcel]]) -> None:
+        for one in reversed(batch):
+            if self._backlog.wants(one) and not self._backlog.again(one):
+                self._figures.puts.labels(fig.FAILED).inc()
+        self._offered.set()
+
+    def _count(self) -> None:
+        blocks, nbytes = self.waiting
+        self._figures.queue_blocks.set(blocks)
+        self._figures.queue_bytes.set(nbytes)
+        if not blocks:
+            self._empty.set()
+
+
+def _waiting_name(tenant: Tenant, namespace: Namespace, key: RecordKey) -> str:
+    """Return the name that a record has in the queue: without a generation, which may not be known yet."""
+    return names.prefix(tenant.keys, namespace.digest) + key.hex()

@@ -1,0 +1,171 @@
+"""Redis and Valkey, alone or as a cluster: pipelines, and a time to live for each value."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import Pipeline
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ResponseError, SlotNotCoveredError
+
+_PAGE = 1000
+"""Names that a server looks at in one go when it lists."""
+
+AnyPipeline = Pipeline | ClusterPipeline
+Commands = Callable[[AnyPipeline, Sequence[Any]], None]
+
+
+class RedisStore:
+    """One server, or a cluster.
+
+    Args:
+        hosts: names and ports: of the server, or of some nodes of the cluster.
+        cluster: whether it is one.
+        database: number of the database; a cluster has only 0.
+        timeout: seconds of one call, and of a connection.
+        tls: encrypt, and check the server's certificate.
+        authority: PEM file of who signs that, None for those that the system trusts.
+        username: of an ACL, None without.
+        password: None without.
+    """
+
+    def __init__(
+        self, hosts: Sequence[tuple[str, int]], *, cluster: bool, timeout: float, database: int = 0,
+        tls: bool = False, authority: str | None = None, username: str | None = None,
+        password: str | None = None,
+    ) -> None:  # fmt: skip
+        # Attempts are the caller's business: here each call is made once.
+        options: dict[str, Any] = {
+            "username": username, "password": password, "socket_timeout": timeout,
+            "socket_connect_timeout": timeout, "retry": Retry(NoBackoff(), 0), "ssl": tls,
+            "driver_info": None,  # to learn its own version it reads files, on the event loop
+        }  # fmt: skip
+        if authority:
+            options["ssl_ca_certs"] = authority
+        self._cluster: RedisCluster | None = None
+        self._single: Redis | None = None
+        if cluster:
+            nodes = [ClusterNode(host, port) for host, port in hosts]
+            self._cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+        else:
+            host, port = hosts[0]
+            self._single = Redis(host=host, port=port, db=database, **options)
+
+    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
+        """Return values, of each at most one byte more than `most`; None for one that is not there."""
+
+        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
+            for name in some:  # what comes back is had from the pipeline as a whole
+                _ = pipe.getrange(name, 0, most)
+
+        return [_value(answer) for answer in await self._ask(names, names, commands)]
+
+    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+        """Store values under names, each for so many seconds, or for as long as the server likes."""
+
+        def commands(pipe: AnyPipeline, some: Sequence[tuple[str, bytes, int | None]]) -> None:
+            for name, value, ttl in some:
+                _ = pipe.set(name, value, ex=ttl)
+
+        return _done(await self._ask([name for name, _, _ in items], items, commands))
+
+    async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
+        """Tell which names have a value."""
+
+        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
+            for name in some:
+                _ = pipe.exists(name)
+
+        answers = await self._ask(names, names, commands)
+        return [one if isinstance(one, Exception) else bool(one) for one in answers]
+
+    async def delete(self, names: Sequence[str]) -> list[Exception | None]:
+        """Remove values; one that is not there is no error."""
+
+        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
+            for name in some:
+                _ = pipe.unlink(name)
+
+        return _done(await self._ask(names, names, commands))
+
+    async def listing(self, prefix: str) -> AsyncIterator[str]:
+        """Yield all names that begin so, perhaps one of them twice; the servers look at all they have."""
+        pattern = _escaped(prefix) + "*"
+        if self._single is not None:
+            async for name in self._single.scan_iter(match=pattern, count=_PAGE):
+                yield _text(name)
+            return
+        cluster = await self._ready()
+        for node in cluster.get_primaries():
+            async for name in cluster.scan_iter(match=pattern, count=_PAGE, target_nodes=node):
+                yield _text(name)
+
+    async def close(self) -> None:
+        """End the connections."""
+        if self._single is not None:
+            await self._single.aclose()
+        if self._cluster is not None:
+            await self._cluster.aclose()
+
+    async def _ask(self, names: Sequence[str], items: Sequence[Any], commands: Commands) -> list[Any]:
+        """Send a command for each item: to a server in one pipeline, to a cluster in one for each node."""
+        if self._single is not None:
+            async with self._single.pipeline(transaction=False) as pipe:
+                commands(pipe, items)
+                return list(await pipe.execute(raise_on_error=False))
+        cluster = await self._ready()
+        parts: dict[str, list[int]] = {}
+        for number, name in enumerate(names):
+            try:
+                node = cluster.get_node_from_key(name)
+            except SlotNotCoveredError:
+                continue
+            parts.setdefault(node.name if node else "", []).append(number)
+        answers: list[Any] = [ConnectionError("no node of the cluster has its slot")] * len(names)
+        asked = [numbers for node, numbers in parts.items() if node]
+        calls = [self._on_node(cluster, [items[n] for n in numbers], commands) for numbers in asked]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for numbers, result in zip(asked, results, strict=True):
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+            for at, number in enumerate(numbers):
+                answers[number] = result if isinstance(result, Exception) else result[at]
+        errors = [one for one in answers if isinstance(one, Exception)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        return answers
+
+    @staticmethod
+    async def _on_node(cluster: RedisCluster, items: Sequence[Any], commands: Commands) -> list[Any]:
+        async with cluster.pipeline() as pipe:
+            commands(pipe, items)
+            return list(await pipe.execute(raise_on_error=False))
+
+    async def _ready(self) -> RedisCluster:
+        assert self._cluster is not None, "it is a cluster or a single server"
+        return await self._cluster.initialize()
+
+
+def _value(answer: Any) -> bytes | Exception | None:  # noqa: ANN401 - what the client's pipeline returns
+    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+        return b"\0"  # something else has this name: no record, and no fault of the server
+    if isinstance(answer, Exception):
+        return answer
+    return bytes(answer) or None
+
+
+def _done(answers: list[Any]) -> list[Exception | None]:
+    return [answer if isinstance(answer, Exception) else None for answer in answers]
+
+
+def _escaped(text: str) -> str:
+    return "".join("\\" + letter if letter in "*?[]\\^" else letter for letter in text)
+
+
+def _text(name: Any) -> str:  # noqa: ANN401 - bytes or str, as the client was made
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

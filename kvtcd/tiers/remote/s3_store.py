@@ -1,0 +1,127 @@
+"""Any store with the S3 protocol. It keeps no time to live: that is a lifecycle rule of the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import obstore
+from obstore.store import S3Store as Bucket
+
+T = TypeVar("T")
+U = TypeVar("U")
+_AT_ONCE = 32
+"""Requests that are under way."""
+_DELETED = 1000
+"""Names of one request to delete, the most that S3 takes."""
+
+
+class S3Store:
+    """One bucket, or what has a prefix in it.
+
+    Args:
+        bucket: its name.
+        prefix: of all names, without a slash at its end; empty for none.
+        timeout: seconds of one request.
+        endpoint: URL of the service, None for that of AWS.
+        region: of the bucket.
+        key_id: of the access key, None to look for one as AWS's own clients do.
+        secret: of the access key.
+        session: token of temporary access, None without.
+    """
+
+    def __init__(
+        self, bucket: str, *, prefix: str, timeout: float, endpoint: str | None, region: str,
+        key_id: str | None = None, secret: str | None = None, session: str | None = None,
+    ) -> None:  # fmt: skip
+        options: dict[str, Any] = {"region": region, "virtual_hosted_style_request": endpoint is None}
+        named = {
+            "endpoint": endpoint, "access_key_id": key_id, "secret_access_key": secret,
+            "session_token": session,
+        }  # fmt: skip
+        options |= {name: value for name, value in named.items() if value}
+        self._bucket = Bucket(
+            bucket,
+            prefix=prefix or None,
+            client_options={
+                "timeout": timedelta(seconds=timeout), "connect_timeout": timedelta(seconds=timeout),
+                "allow_http": bool(endpoint and endpoint.startswith("http://")),
+            },
+            retry_config={"max_retries": 0},  # attempts are the caller's business
+            **options,
+        )  # fmt: skip
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
+        """Return values; None for one that is not there. Of one larger than `most`, nothing is read."""
+
+        async def one(name: str) -> bytes | None:
+            try:
+                found = await obstore.get_async(self._bucket, name)
+            except FileNotFoundError:
+                return None
+            if found.meta["size"] > most:
+                return b"\0"  # no record
+            return bytes(await found.bytes_async())
+
+        return await self._each(one, names)
+
+    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+        """Store values under names; see `RedisStore.put`, but for the time."""
+
+        async def one(item: tuple[str, bytes, int | None]) -> None:
+            await obstore.put_async(self._bucket, item[0], item[1], use_multipart=False)
+
+        return await self._each(one, items)
+
+    async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
+        """Tell which names have a value."""
+
+        async def one(name: str) -> bool:
+            try:
+                await obstore.head_async(self._bucket, name)
+            except FileNotFoundError:
+                return False
+            return True
+
+        return await self._each(one, names)
+
+    async def delete(self, names: Sequence[str]) -> list[Exception | None]:
+        """Remove values; one that is not there is no error."""
+
+        async def some(start: int) -> None:
+            await obstore.delete_async(self._bucket, list(names[start : start + _DELETED]))
+
+        starts = range(0, len(names), _DELETED)
+        answers = await self._each(some, list(starts))
+        return [
+            answer
+            for start, answer in zip(starts, answers, strict=True)
+            for _ in names[start : start + _DELETED]
+        ]
+
+    async def listing(self, prefix: str) -> AsyncIterator[str]:
+        """Yield all names that begin so; `prefix` ends where a name has a slash."""
+        async for page in obstore.list(self._bucket, prefix=prefix.rstrip("/")):
+            for meta in page:
+                yield meta["path"]
+
+    async def close(self) -> None:
+        """Connections end by themselves."""
+
+    async def _each(self, call: Callable[[T], Awaitable[U]], items: Sequence[T]) -> list[U | Exception]:
+        async def one(item: T) -> U:
+            async with self._turns:
+                return await call(item)
+
+        answers: list[U | Exception] = []
+        for answer in await asyncio.gather(*map(one, items), return_exceptions=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
+                raise answer
+            answers.append(answer)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        if errors and len(errors) == len(answers):
+            raise errors[0]
+        return answers

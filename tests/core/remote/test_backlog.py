@@ -1,0 +1,89 @@
+"""The queue against a list: nothing is lost but what is said to be, and its bytes are those of its items."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvtcd.core.remote.backlog import Backlog, Offer, Waiting
+
+CAPACITY, ATTEMPTS = 20, 3
+NAMES = [f"{space}/{number}" for space in "ab" for number in range(4)]
+
+
+class Queue(RuleBasedStateMachine):
+    """Items are offered, taken, written, tried again and forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog: Backlog[str] = Backlog(CAPACITY, attempts=ATTEMPTS)
+        self.waiting: list[Waiting[str]] = []
+        self.taken: list[Waiting[str]] = []
+        self.stale: list[Waiting[str]] = []
+        """What was taken and then forgotten: whoever took it does not know yet."""
+
+    @rule(name=st.sampled_from(NAMES), nbytes=st.integers(1, 12))
+    def offer(self, name: str, nbytes: int) -> None:
+        outcome = self.backlog.offer(name, nbytes, f"{name} of {nbytes}")
+        known = [one.name for one in (*self.waiting, *self.taken)]
+        size = sum(one.nbytes for one in (*self.waiting, *self.taken))
+        if name in known:
+            assert outcome is Offer.KNOWN
+        elif size + nbytes > CAPACITY:
+            assert outcome is Offer.FULL
+        else:
+            assert outcome is Offer.TAKEN
+            self.waiting.append(Waiting(name, nbytes, f"{name} of {nbytes}"))
+
+    @rule(most=st.integers(1, 4), nbytes=st.integers(1, 20))
+    def take(self, most: int, nbytes: int) -> None:
+        taken = self.backlog.take(most=most, nbytes=nbytes)
+        assert taken == self.waiting[: len(taken)], "the oldest, in order"
+        assert len(taken) <= most
+        assert sum(one.nbytes for one in taken) <= nbytes or len(taken) == 1
+        if self.waiting and len(taken) < min(most, len(self.waiting)):
+            assert sum(one.nbytes for one in self.waiting[: len(taken) + 1]) > nbytes, "no fewer than fit"
+        del self.waiting[: len(taken)]
+        self.taken += taken
+
+    @precondition(lambda self: self.taken or self.stale)
+    @rule(data=st.data())
+    def settled(self, data) -> None:
+        one = data.draw(st.sampled_from(self.taken + self.stale))
+        if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
+            return  # its name has a successor under way, which no caller has while it has this one
+        assert self.backlog.settled(one) == (one in self.taken)
+        self.drop(one)
+
+    @precondition(lambda self: self.taken or self.stale)
+    @rule(data=st.data())
+    def again(self, data) -> None:
+        one = data.draw(st.sampled_from(self.taken + self.stale))
+        if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
+            return
+        comes_back = one in self.taken and one.attempts + 1 < ATTEMPTS
+        assert self.backlog.wants(one) == (one in self.taken)
+        assert self.backlog.again(one) == comes_back
+        if comes_back:
+            self.waiting.insert(0, Waiting(one.name, one.nbytes, one.item, one.attempts + 1))
+        self.drop(one)
+
+    def drop(self, one: Waiting[str]) -> None:
+        self.taken = [each for each in self.taken if each is not one]
+        self.stale = [each for each in self.stale if each is not one]
+
+    @rule(space=st.sampled_from("ab"))
+    def discard(self, space: str) -> None:
+        doomed = [one for one in (*self.waiting, *self.taken) if one.name.startswith(space)]
+        assert self.backlog.discard(lambda name: name.startswith(space)) == len(doomed)
+        self.stale += [one for one in self.taken if one in doomed]
+        self.waiting = [one for one in self.waiting if one not in doomed]
+        self.taken = [one for one in self.taken if one not in doomed]
+
+    @invariant()
+    def sums(self) -> None:
+        assert self.backlog.nbytes == sum(one.nbytes for one in (*self.waiting, *self.taken)) <= CAPACITY
+        assert len(self.backlog) == len(self.waiting) + len(self.taken)
+
+
+TestQueue = Queue.TestCase

@@ -1,0 +1,329 @@
+"""Hosts that share a store: a model of it in a dict, and what they believe of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from support.fake_store import FakeStore
+from support.invariants import check
+from support.patience import PATIENCE_S
+from support.shared import TENANT, fetch, host, key, stats, store, tiers, until, written
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
+
+from kvtcd.core import record as records
+from kvtcd.core.errors import NotFound
+from kvtcd.core.keys import TenantKeys, chain
+from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
+from kvtcd.core.policy import DiskTier, Policy, Remote
+from kvtcd.core.remote import names
+from kvtcd.engine.remote.build import Settings
+
+pytestmark = pytest.mark.asyncio
+PATIENT = Settings(look_s=PATIENCE_S)
+
+
+async def test_what_one_host_has_stored_another_finds_and_keeps(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(5))
+        await written(one, 5)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        before = await tiers(two, ns, range(6))
+        found = [await fetch(two, ns, number) for number in range(5)]
+        after = await tiers(two, ns, range(6))
+        await two.service.blocks.flush(ns, None, b"", soon())
+        check(two.catalog)
+    async with toy_service(tmp_path / "two") as alone:  # it has them on its own disk, and no store any more
+        ns = alone.service.namespace(TENANT, "n")
+        kept = [await fetch(alone, ns, number) for number in range(5)]
+
+    assert before == [Tier.REMOTE] * 5 + [None]
+    assert found == [(block(number), Tier.REMOTE) for number in range(5)]
+    assert after == [Tier.HOST] * 5 + [None]
+    assert [data for data, _ in kept] == [block(number) for number in range(5)]
+
+
+async def test_records_have_the_names_and_the_time_to_live_that_they_are_meant_to_have(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared, settings=Settings(ttl=77)) as (toy, ns):
+        await store(toy, ns, [1])
+        await written(toy, 1)
+    keys = TenantKeys.derive(bytes(range(32)), TENANT)
+    name = f"{keys.tag.hex()}/{IDENTITY.digest.hex()}/0/{keys.record_key(IDENTITY.digest, b'', key(1)).hex()}"
+
+    assert shared.ttls == {name: 77}
+
+
+async def test_a_match_by_tokens_goes_on_in_the_store(tmp_path) -> None:
+    shared, tokens = FakeStore(), list(range(4 * BLOCK_TOKENS + 3))
+    links = [*chain(IDENTITY.digest, tokens, BLOCK_TOKENS)]
+    async with host(tmp_path / "one", shared) as (one, ns):
+        async with one.service.blocks.batch(ns, b"", soon(), durable=True) as batch:
+            for link in links:
+                data = block(link.first, link.tokens)
+                slot = await batch.reserve(
+                    BlockHead(link.key, link.tokens, first_token=link.first), len(data)
+                )
+                slot.write(memoryview(data))
+            await batch.commit()
+        await written(one, 4)
+        assert len(shared.records()) == 4, "only full blocks travel"
+    async with host(tmp_path / "two", shared) as (two, ns):
+        await two.service.prefixes.look(ns, b"", tokens=tokens)
+        found = two.service.prefixes.match_tokens(ns, tokens, b"")
+        async with two.service.blocks.read(ns, links[0].key, b"", soon()):
+            pass
+        await two.service.prefixes.look(ns, b"", tokens=tokens)
+        later = two.service.prefixes.match_tokens(ns, tokens, b"")
+
+    assert (found.prefix_tokens, set(found.tiers)) == (4 * BLOCK_TOKENS, {Tier.REMOTE})
+    assert later.tiers == (Tier.HOST, *[Tier.REMOTE] * 3)
+    assert len(later.here) == 1
+
+
+async def test_a_thousand_readers_of_one_block_ask_the_store_once(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, [1])
+        await written(one, 1)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        await tiers(two, ns, [1])
+        shared.calls.clear()
+        found = await asyncio.gather(*(fetch(two, ns, 1) for _ in range(1000)))
+
+    assert {data for data, _ in found} == {block(1)}
+    assert shared.calls["get"] == 1
+
+
+async def test_what_is_missing_is_asked_for_once_until_that_is_forgotten(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared) as (toy, ns):
+        for _ in range(3):
+            assert await tiers(toy, ns, range(8)) == [None] * 8
+            with pytest.raises(NotFound):
+                await fetch(toy, ns, 1)
+        assert shared.calls["exists"] == 1, "one call for all, and none after it"
+        assert [name for name in shared.asked["get"] if not name.endswith(names.GENERATION)] == []
+
+
+async def test_a_long_prefix_of_which_nothing_is_there_costs_a_few_names(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared) as (toy, ns):
+        await tiers(toy, ns, range(1000))
+
+    assert len(shared.asked["exists"]) == 16
+
+
+async def test_a_put_never_waits_for_the_store(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared, close_s=0.1) as (toy, ns):
+        shared.gate.clear()  # no call of it ever ends
+        await store(toy, ns, range(10))
+        assert [(await fetch(toy, ns, n))[0] for n in range(10)] == [block(n) for n in range(10)]
+        assert stats(toy).queue_blocks == 10
+        shared.gate.set()
+
+
+async def test_a_queue_that_is_full_drops_and_counts(tmp_path) -> None:
+    shared = FakeStore()
+    shared.gate.clear()
+    async with host(tmp_path, shared, settings=Settings(queue=4 * BLOCK_BYTES), host=200 * BLOCK_BYTES) as (
+        toy,
+        ns,
+    ):
+        await store(toy, ns, range(50))
+        figures = stats(toy)
+        shared.gate.set()
+        await until(lambda: stats(toy).queue_blocks == 0)
+        end = stats(toy)
+
+    assert 0 < figures.queue_bytes <= 4 * BLOCK_BYTES
+    assert figures.dropped == 50 - figures.queue_blocks > 0
+    assert end.written == figures.queue_blocks
+
+
+async def test_a_store_that_is_away_costs_nobody_anything_and_is_used_when_it_is_back(tmp_path) -> None:
+    shared = FakeStore(down=True)
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(3))
+        await until(lambda: stats(one).breaker != "closed")
+        assert await tiers(one, ns, range(5)) == [Tier.HOST] * 3 + [None] * 2
+        with pytest.raises(NotFound):
+            await fetch(one, ns, 4)
+        calls = shared.calls.total()
+        assert await tiers(one, ns, range(100, 105)) == [None] * 5
+        assert shared.calls.total() <= calls + 1, "it is left alone, but for one call that finds out"
+        shared.down = False
+        await until(lambda: stats(one).breaker == "closed")
+        await store(one, ns, range(10, 13))
+        await until(lambda: len(shared.records()) >= 3)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        assert (await fetch(two, ns, 10)) == (block(10), Tier.REMOTE)
+
+
+async def test_a_node_that_is_away_costs_its_own_blocks_alone(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(9))
+        await written(one, 9)
+    shared.lost = set(sorted(shared.records())[:3])
+    async with host(tmp_path / "two", shared) as (two, ns):
+        found = []
+        for number in range(9):
+            try:
+                found.append((await fetch(two, ns, number))[0] == block(number))
+            except NotFound:
+                found.append(None)
+        figures = stats(two)
+        shared.lost = set()
+        again = [(await fetch(two, ns, number))[0] == block(number) for number in range(9)]
+
+    assert (found.count(True), found.count(None)) == (6, 3)
+    assert (figures.hits, figures.failed) == (6, 3)
+    assert again == [True] * 9, "what could not be asked for is not taken to be missing"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("corrupted", "BadChecksum"),
+        ("corrupted envelope", "BadChecksum"),
+        ("truncated", "Truncated"),
+        ("empty", "Truncated"),
+        ("swapped", "WrongRecord"),
+        ("foreign", "BadChecksum"),
+        ("forged", "BadChecksum"),
+        ("of a generation that was purged", "WrongRecord"),
+        ("lengthened", "Truncated"),
+        ("no record", "BadMagic"),
+    ],
+)
+async def test_planted_objects_are_refused_counted_and_removed(tmp_path, what: str, error: str) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, [1, 2])
+        await written(one, 2)
+    keys = TenantKeys.derive(bytes(range(32)), TENANT)
+    mine, other = (
+        names.record_name(keys, IDENTITY.digest, 0, keys.record_key(IDENTITY.digest, b"", key(n)))
+        for n in (1, 2)
+    )
+    good = shared.values[mine]
+    shared.values[mine] = planted(what, good, shared.values[other], keys)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        with pytest.raises(NotFound):
+            await fetch(two, ns, 1)
+        text = two.service.metrics_text().decode()
+        assert (await fetch(two, ns, 2)) == (block(2), Tier.REMOTE)
+        await until(lambda: mine not in shared.values)
+        await store(two, ns, [1])  # and a sound one takes its place
+        await until(lambda: mine in shared.values)
+        assert stats(two).refused == 1
+
+    assert f'kvtcd_remote_refused_total{{error="{error}"}} 1.0' in text
+
+
+def planted(what: str, good: bytes, other: bytes, keys: TenantKeys) -> bytes:
+    sealed, blob = names.split(good)
+    match what:
+        case "corrupted":
+            return good[:-7] + bytes([good[-7] ^ 1]) + good[-6:]
+        case "corrupted envelope":
+            return good[:60] + bytes([good[60] ^ 1]) + good[61:]
+        case "truncated":
+            return good[:-1]
+        case "empty":
+            return b"\0"
+        case "lengthened":
+            return good + b"\0"
+        case "swapped":
+            return other
+        case "foreign":
+            theirs = TenantKeys.derive(bytes(32), TENANT)
+            return names.join(records.seal(theirs, records.parse(sealed)), blob)
+        case "forged":
+            return names.join(sealed[:-32] + bytes(32), blob)
+        case "of a generation that was purged":
+            envelope = records.parse(sealed)
+            return names.join(records.seal(keys, replace(envelope, generation=7)), blob)
+        case _:
+            return names.join(b"x" * len(sealed), blob)
+
+
+async def test_a_record_is_encrypted_before_it_leaves(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared, settings=Settings(encrypt=True)) as (one, ns):
+        await store(one, ns, [1])
+        await written(one, 1)
+    (value,) = (shared.values[name] for name in shared.records())
+    sealed, blob = names.split(value)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        found = await fetch(two, ns, 1)
+
+    assert records.parse(sealed).nonce
+    assert b"KVTB" not in bytes(blob), "no blob begins in it"
+    assert found == (block(1), Tier.REMOTE)
+
+
+async def test_a_policy_may_keep_blocks_out_and_not_look(tmp_path) -> None:
+    shared = FakeStore()
+    policy = Policy("mine", disk=DiskTier(), remote=Remote(write="none", read=False))
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, [1])
+        await written(one, 1)
+    async with host(tmp_path / "two", shared, policy=policy) as (two, ns):
+        assert await tiers(two, ns, [1]) == [None]
+        with pytest.raises(NotFound):
+            await fetch(two, ns, 1)
+        await store(two, ns, [2])
+    assert len(shared.records()) == 1
+
+
+async def test_a_block_that_came_is_not_sent_back(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, [1])
+        await written(one, 1)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        await fetch(two, ns, 1)
+        await two.service.blocks.demote(ns, [key(1)], b"", soon())
+        assert (await fetch(two, ns, 1))[1] is Tier.DISK
+        figures = stats(two)
+
+    assert (figures.written, figures.there, figures.queue_blocks) == (0, 0, 0)
+    assert shared.calls["put"] == 1
+
+
+async def test_two_hosts_that_store_the_same_send_it_once(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns), host(tmp_path / "two", shared) as (two, other):
+        await store(one, ns, range(4))
+        await written(one, 4)
+        await store(two, other, range(4))
+        await written(two, 4)
+        assert (stats(two).there, stats(two).written) == (4, 0)
+
+
+async def test_a_prefetch_brings_blocks_from_the_store(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(12))
+        await written(one, 12)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        results = await two.service.blocks.prefetch(ns, [key(n) for n in range(13)], b"", soon())
+        assert [result.outcome for result in results] == ["stored"] * 12 + ["dropped"]
+        assert await tiers(two, ns, range(12)) == [Tier.HOST] * 12
+
+
+async def test_a_host_without_room_says_busy_or_miss_and_never_holds_half(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(30))
+        await written(one, 30)
+    async with host(tmp_path / "two", shared, host=3 * BLOCK_BYTES) as (two, ns):
+        for number in range(30):
+            assert (await fetch(two, ns, number)) == (block(number), Tier.REMOTE)
+            check(two.catalog)

@@ -1,0 +1,79 @@
+"""A shared store in a dict: what a real one does, and when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class FakeStore:
+    """Values by name. `down`: calls fail. `lost`: names that no node has now. `gate`: calls wait for it.
+
+    Attributes:
+        calls: how often each kind of call was made.
+        asked: names of all calls of a kind.
+        ttls: with which each value was stored.
+    """
+
+    values: dict[str, bytes] = field(default_factory=dict)
+    ttls: dict[str, int | None] = field(default_factory=dict)
+    down: bool = False
+    lost: set[str] = field(default_factory=set)
+    calls: Counter[str] = field(default_factory=Counter)
+    asked: dict[str, list[str]] = field(default_factory=dict)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def _call(self, kind, names) -> None:
+        self.calls[kind] += 1
+        self.asked.setdefault(kind, []).extend(names)
+        await self.gate.wait()
+        if self.down or (names and self.lost.issuperset(names)):
+            raise ConnectionError("nobody is there")
+
+    def _answer(self, name, value):
+        return ConnectionError("its node is away") if name in self.lost else value
+
+    async def get(self, names, most):
+        await self._call("get", names)
+        found = (self.values.get(name) for name in names)
+        return [
+            self._answer(name, None if value is None else value[: most + 1])
+            for name, value in zip(names, found, strict=True)
+        ]
+
+    async def put(self, items):
+        await self._call("put", [name for name, _, _ in items])
+        for name, value, ttl in items:
+            if name not in self.lost:
+                self.values[name], self.ttls[name] = value, ttl
+        return [self._answer(name, None) for name, _, _ in items]
+
+    async def exists(self, names):
+        await self._call("exists", names)
+        return [self._answer(name, name in self.values) for name in names]
+
+    async def delete(self, names):
+        await self._call("delete", names)
+        for name in names:
+            if name not in self.lost:
+                self.values.pop(name, None)
+        return [self._answer(name, None) for name in names]
+
+    async def listing(self, prefix):
+        await self._call("list", [])
+        if self.lost:
+            raise ConnectionError("a node is away")
+        for name in [name for name in self.values if name.startswith(prefix)]:
+            yield name
+
+    async def close(self) -> None:
+        self.calls["close"] += 1
+
+    def records(self) -> list[str]:
+        """Return the names of records."""
+        return [name for name in self.values if name.count("/") == 3]
