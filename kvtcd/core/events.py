@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvtcd.core.arrival import Arrival
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Policy
@@ -74,13 +75,6 @@ class Ungovern:
     """A namespace without blocks is gone."""
 
     namespace: int
-
-
-class Arrival(NamedTuple):
-    """A block that comes packed, from another host: bytes of it, and what is left of its time, in seconds."""
-
-    nbytes: int
-    ttl: int | None
 
 
 @dataclass(frozen=True, slots=True)

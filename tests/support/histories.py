@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from support.invariants import check, checked_victims
 
 from kvtcd.core import events as ev
+from kvtcd.core.arrival import Arrival
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
@@ -220,7 +221,7 @@ class CatalogMachine(RuleBasedStateMachine):
     )  # fmt: skip
     def arrive(self, key, nbytes, packed, ttl) -> None:
         """A block comes packed, from another host."""
-        ticket, arrival = self.next_ticket(), ev.Arrival(packed, ttl)
+        ticket, arrival = self.next_ticket(), Arrival(packed, ttl)
         self.ask(ev.Put(ticket, key, namespace_of(key), nbytes, nbytes, arrival=arrival), ticket)
 
     @rule(key=st.sampled_from(KEYS))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from kvtcd.core import events as ev
+from kvtcd.core.arrival import Arrival
 from kvtcd.core.errors import Corrupt, DeadlineExceeded, RemoteFailed
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey, log_name
@@ -148,7 +149,7 @@ class Arrivals:
         def event(ticket: int) -> ev.Put:
             return ev.Put(
                 ticket, key, namespace.number, envelope.tokens, envelope.raw_bytes, envelope.parent,
-                position=envelope.first_token or 0, arrival=ev.Arrival(len(blob), ttl),
+                position=envelope.first_token or 0, arrival=Arrival(len(blob), ttl),
             )  # fmt: skip
 
         def granted() -> None:
