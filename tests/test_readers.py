@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,7 +45,10 @@ PLACE = re.compile(
 def right_config(found: config.Config) -> None:
     assert config.Config.model_validate(found) is found
     assert found.daemon.state.is_absolute()
-    tomllib.loads(config.dump(found))
+    with tempfile.TemporaryDirectory() as folder:
+        dumped = Path(folder) / "dumped.toml"
+        dumped.write_text(config.dump(found))
+        assert config.load(dumped).model_dump() == found.model_dump()
 
 
 def right_policy(found: Policy) -> None:
@@ -161,6 +165,7 @@ def test_files_that_are_right_are_read(name: str, path: Path) -> None:
 @example(data=b'[codec]\nprofiles = "\\u0000"')
 @example(data=b'[daemon]\nstate = "~nobody-at-all/x"')
 @example(data=b'[tcp]\nkey = "~nobody-at-all/x"\ncertificate = "x"')
+@example(data=b'[codec]\nprofiles = "\\u001f\\u007f\\u0085\\\\\\""')
 @example(data=b'[host]\ncapacity = "' + b"9" * 400 + b' TiB"')
 @example(data=b"[" * DEEP)
 @example(data=b'{"a":' * DEEP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 from pathlib import Path
@@ -288,5 +289,6 @@ def _is_size(field: FieldInfo, value: object) -> bool:
 
 def _toml(value: object) -> str:
     if isinstance(value, str | Path):
-        return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+        # TOML's basic strings are JSON's, but for DEL.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value).lower() if isinstance(value, bool) else str(value)
