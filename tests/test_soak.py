@@ -13,7 +13,7 @@ MINUTES, EVERY_S = 45, 5
 
 
 def run(leak: float, seed: int) -> list[Sample]:
-    """Return samples of a process that fills 10 MiB in minutes, then sets records, and leaks so much an hour."""
+    """Return samples of a process that fills 10 MiB, then sets records, and leaks so much an hour."""
     draw = np.random.default_rng(seed)
     peaks = np.maximum.accumulate(draw.exponential(0.5, MINUTES * 60 // EVERY_S))
     samples = []

@@ -11,10 +11,11 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from support.http import running
+from support.http import NS, running
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import config
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 KEY = EngineKey(b"\x07" * 32)
 HEAD = BlockHead(KEY, tokens=BLOCK_TOKENS, first_token=0)
 TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
 
 
 @asynccontextmanager
@@ -90,7 +92,7 @@ async def test_no_span_names_a_key_a_namespace_or_a_tenant() -> None:
 async def test_a_caller_with_a_trace_of_his_own_decides_and_for_the_others_a_share(
     share, flags, spans
 ) -> None:
-    headers = {} if flags is None else {"traceparent": f"00-{TRACE}-b7ad6b7169203331-{flags}"}
+    headers = {} if flags is None else {"traceparent": f"00-{TRACE}-{PARENT}-{flags}"}
     async with traced(share) as (daemon, exporter):
         async with daemon.request("GET", "/v1/stats", headers=headers) as answer:
             assert answer.status == 200
@@ -134,11 +136,12 @@ async def test_what_is_missing_is_said(monkeypatch) -> None:
 
 @pytest.mark.asyncio
 async def test_spans_arrive_at_a_collector_before_it_ends() -> None:
-    arrived: list[tuple[str, bytes]] = []
+    arrived: list[tuple[str, str | None, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            arrived.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            arrived.append((self.path, self.headers["Content-Type"], body))
             self.send_response(200)
             self.end_headers()
 
@@ -154,15 +157,33 @@ async def test_spans_arrive_at_a_collector_before_it_ends() -> None:
         async with (
             tracing(said) as tracer,
             running(traced=tracer.middleware) as daemon,
-            daemon.request("GET", "/v1/stats") as answer,
         ):
-            assert answer.status == 200
+            await daemon.register()
+            target = f"{NS}/blocks/abcd?tokens={BLOCK_TOKENS}&first_token=0"
+            headers = {"Content-Type": "application/octet-stream", "traceparent": f"00-{TRACE}-{PARENT}-01"}
+            async with daemon.request("PUT", target, data=block(1), headers=headers) as answer:
+                assert answer.status == 201
     finally:
         await asyncio.to_thread(server.shutdown)
         thread.join()
         server.server_close()
-    assert {path for path, _ in arrived} == {"/v1/traces"}
-    assert any(b"GET /v1/stats" in body for _, body in arrived)
+    assert {(path, kind) for path, kind, _ in arrived} == {("/v1/traces", "application/x-protobuf")}
+    requests = [ExportTraceServiceRequest.FromString(body) for _, _, body in arrived]
+    resources = [resource for request in requests for resource in request.resource_spans]
+    assert {
+        attribute.value.string_value
+        for resource in resources
+        for attribute in resource.resource.attributes
+        if attribute.key == "service.name"
+    } == {"kvtcd"}
+    spans = {span.name: span for one in resources for scope in one.scope_spans for span in scope.spans}
+    asked = spans["PUT /v1/namespaces/{ns}/blocks/{key}"]
+    assert asked.trace_id.hex() == TRACE
+    assert asked.parent_span_id.hex() == PARENT
+    assert asked.start_time_unix_nano < asked.end_time_unix_nano
+    assert {attribute.key: attribute.value.int_value for attribute in asked.attributes}[
+        "http.response.status_code"
+    ] == 201
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "http://a/?b"])

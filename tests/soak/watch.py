@@ -50,9 +50,9 @@ def slope(samples: Sequence[Sample], what: str) -> dict[str, float]:
     """Return the growth an hour (Theil and Sen) with its 95 % interval, in the last third of a run.
 
     The two thirds before are left out. Allocators keep what a peak has taken once, and a process that does
-    the same all the time still sets records, though ever more rarely: as many while the run grows from a third to
-    all of its length as from a ninth to a third. What leaks goes on in proportion to time. Of each of some
-    stretches the least counts, what is held on to between requests.
+    the same all the time still sets records, though ever more rarely: as many while the run grows from a
+    third to all of its length as from a ninth to a third. What leaks goes on in proportion to time. Of each
+    of some stretches the least counts, what is held on to between requests.
     """
     late = [one for one in samples if one["minute"] > samples[-1]["minute"] * 2 / 3]
     size = max(1, len(late) // STRETCHES)
