@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import time
 from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
-from socket import SOCK_SEQPACKET, SOCK_STREAM
+from socket import AF_UNIX, SOCK_DGRAM, SOCK_SEQPACKET, SOCK_STREAM, socket
 
 import pytest
 from support.patience import PATIENCE_S
@@ -218,17 +219,35 @@ def test_a_daemon_takes_every_socket_of_the_socket_units_at_once(tmp_path: Path)
 @pytest.mark.skipif(not shutil.which("systemd-socket-activate"), reason="no systemd-socket-activate here")
 def test_systemd_itself_can_hand_over_the_socket(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p")
-    command = [sys.executable, "-m", "kvtcd", "serve", "--config", str(daemon.config)]
-    activator = ["systemd-socket-activate", f"--listen={daemon.socket}", "--fdname=data", *command]
-    with daemon.log.open("ab") as log, subprocess.Popen(activator, stdout=log, stderr=log) as process:
-        try:
-            with Client(daemon.socket) as client:
-                # Who comes first once somebody listens starts it, and waits. The file is there before that.
-                while not client.ready():
-                    assert process.poll() is None
-                    time.sleep(0.05)
-                assert client.stats()["blocks"] == 0
-        finally:
-            process.terminate()
-    assert process.returncode == 0
+    (line,) = SERVICE["ExecStart"]
+    program, *arguments = line.split()
+    assert Path(program).name == "kvtcd"
+    command = [sys.executable, "-m", "kvtcd", *arguments[:-1], str(daemon.config)]
+    activator = [
+        "systemd-socket-activate",
+        f"--listen={daemon.socket}",
+        f"--fdname={listeners.DATA}",
+        "--setenv=NOTIFY_SOCKET",
+        *command,
+    ]
+    with socket(AF_UNIX, SOCK_DGRAM) as inbox, daemon.log.open("ab") as log:
+        inbox.bind(str(tmp_path / "notify"))
+        inbox.settimeout(PATIENCE_S)
+        environment = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with subprocess.Popen(activator, stdout=log, stderr=log, env=environment) as process:
+            try:
+                with Client(daemon.socket) as client:
+                    # Who comes first once somebody listens starts it, and waits; the file is there before.
+                    while not client.ready():
+                        assert process.poll() is None
+                        time.sleep(0.05)
+                    heard = [inbox.recv(4096).decode().split("\n")]
+                    while "READY=1" not in heard[-1]:
+                        heard.append(inbox.recv(4096).decode().split("\n"))
+                    assert client.stats()["blocks"] == 0
+            finally:
+                process.terminate()
+            while "STOPPING=1" not in heard[-1]:
+                heard.append(inbox.recv(4096).decode().split("\n"))
+        assert process.returncode == 0
     assert daemon.socket.exists(), "it is not the daemon's to remove"
