@@ -209,7 +209,7 @@ def _remote(
     if not config.remote.url:
         return None
     said = config.remote
-    store = _store(config, load_credentials(said.credentials, entry))
+    store = remote_store(config, load_credentials(said.credentials, entry))
     try:
         ledger = Ledger.from_bytes(state.remote() or Ledger().to_bytes())
     except Corrupt as error:
@@ -225,8 +225,12 @@ def _remote(
     )  # fmt: skip
 
 
-def _store(config: Config, entry: Credentials) -> RemoteStore:
-    """Return a client of the store; which library that needs is an extra, loaded where it is asked for."""
+def remote_store(config: Config, entry: Credentials) -> RemoteStore:
+    """Return a client of the store; which library that needs is an extra, loaded where it is asked for.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
     said, where = config.remote, config.remote.where
     try:
         if isinstance(where, RedisAt):

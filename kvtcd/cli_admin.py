@@ -120,7 +120,13 @@ def purge(
         client.namespace(name)  # or it says now that there is none
         yes or typer.confirm(f"Remove namespace {name} and all its blocks from {client.address}?", abort=True)
         removed = client.purge(name, deadline=deadline)
-    typer.echo(f"{removed:,} blocks of {name} are gone")
+    typer.echo(f"{removed.removed:,} blocks of {name} are gone")
+    if removed.remote == "pending":
+        typer.echo(
+            "the remote store could not be asked yet; it is until it has forgotten them, see `kvtcd doctor`"
+        )
+    if removed.remote:
+        typer.echo(f"other daemons that share it forget them within {removed.others_s:g} s from then on")
 
 
 @app.command()

@@ -131,3 +131,33 @@ def ttft(
         names=model or ["smollm2"], sizes=tokens or [512, 1024, 2048, 4096], text=text, profiles=profiles,
         codec=codec, rounds=rounds, threads=threads, json=json, plot=plot,
     )  # fmt: skip
+
+
+@app.command("remote")
+def remote(
+    *,
+    url: Annotated[str, typer.Option(help="As [remote] url of config.toml; what is written is removed.")],
+    endpoint: Annotated[str, typer.Option(help="As [remote] endpoint.")] = "",
+    credentials: Annotated[str, typer.Option(help="As [remote] credentials.")] = "",
+    mib: Annotated[
+        list[int] | None, typer.Option(min=1, help="Sizes of records, several allowed; default: 1 and 4.")
+    ] = None,
+    blocks: Annotated[int, typer.Option(min=1, help="Records of one timing.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way is timed, after a first time.")] = 7,
+    json: JsonOption = None,
+) -> None:
+    """Show how fast a shared store is by the remote tier, and by its client library alone."""
+    from kvtcd.bootstrap import remote_store  # noqa: PLC0415 - torch
+    from kvtcd.config import Config, load_credentials  # noqa: PLC0415 - pydantic
+    from kvtcd.lab import bench_remote as lab  # noqa: PLC0415 - torch
+
+    said = {"url": url, "endpoint": endpoint, "credentials": credentials, "timeout": 60.0}
+    config = Config.model_validate({"remote": said})
+    entry = load_credentials(credentials)
+    lab.command(
+        store=lambda: remote_store(config, entry),
+        sizes=mib or [1, 4],
+        blocks=blocks,
+        rounds=rounds,
+        json=json,
+    )

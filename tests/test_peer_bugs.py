@@ -254,7 +254,7 @@ def test_what_was_removed_can_be_stored_again(client: Client, space: str) -> Non
         assert not client.match(space, [key(1)]).prefix
         assert put(client, space, 1, durable=True) == "stored"
         identity = client.namespace(space).identity
-        assert client.purge(space) == 1
+        assert client.purge(space).removed == 1
         client.register(space, identity)
         assert not client.match(space, [key(1)]).prefix
 

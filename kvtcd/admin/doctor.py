@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -33,6 +33,12 @@ from kvtcd.cuda.own import DeviceMemory
 State = Literal["ok", "note", "wrong"]
 _STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
 NAMESPACE = "kvtcd-doctor"
+_DOUBTS = {
+    "refused": "objects there were no records of ours (see the log: who else writes to it?)",
+    "failed": "blocks could not be asked for",
+    "dropped": "blocks were not written (the queue was full, or the store failed)",
+    "pending": "purges or deletes are still to be done there",
+}
 _BLOCKS = 8
 _TOKENS = 256
 _LAYOUT = Layout((Stream("v", heads=8, head_dim=256, rope=False),), layers=4, dtype=Dtype.BF16)
@@ -98,11 +104,24 @@ def examine(client: Client) -> Iterator[Finding]:
         full = f"; its device is full and holds {less:.1f} GB less" if less else ""
         said = f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used{full}"
         yield Finding(f"tier {name}", "note" if full else "ok", said)
+    if remote := stats.get("remote"):
+        yield _remote(remote)
     try:
         yield from (_packed(one) for one in client.namespaces() if one.name != NAMESPACE)
         yield from _ways(client)
     except KvtcdError as error:
         yield Finding("blocks", "wrong", str(error))
+
+
+def _remote(figures: Mapping[str, Any]) -> Finding:
+    """Say how a store that is shared with other daemons is, as far as this one has seen."""
+    said = [
+        f"breaker {figures['breaker']}", f"{figures['hits']:,} hits, {figures['misses']:,} misses",
+        f"{figures['written']:,} blocks written, {figures['queue_blocks']:,} wait",
+    ]  # fmt: skip
+    said += [f"{figures[name]:,} {text}" for name, text in _DOUBTS.items() if figures[name]]
+    doubtful = figures["breaker"] != "closed" or any(figures[name] for name in _DOUBTS)
+    return Finding("tier remote", "note" if doubtful else "ok", "; ".join(said))
 
 
 def _packed(namespace: NamespaceInfo) -> Finding:

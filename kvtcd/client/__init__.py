@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtcd.client.sync import Client
 from kvtcd.core.matches import BlockMatch, LeaseInfo, Matches
-from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo
+from kvtcd.core.messages import BlockHead, BlockResult, Info, NamespaceInfo, Removed
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.operation import Operation
 
@@ -33,6 +33,7 @@ __all__ = [
     "NamespaceInfo",
     "Notice",
     "Operation",
+    "Removed",
     "What",
 ]
 

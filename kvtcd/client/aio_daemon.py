@@ -21,7 +21,7 @@ from kvtcd.client.device import Data, DeviceRegion
 from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import DeadlineExceeded, ServerError, Unavailable
 from kvtcd.core.identity import Identity
-from kvtcd.core.messages import Info, NamespaceInfo
+from kvtcd.core.messages import Info, NamespaceInfo, Removed
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
 from kvtcd.cuda.driver import Driver
@@ -173,8 +173,8 @@ class AsyncDaemonClient:
         """Describe all namespaces of the caller."""
         return await self._run(endpoints.namespaces())
 
-    async def purge(self, name: str, *, deadline: float | None = None) -> int:
-        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
+    async def purge(self, name: str, *, deadline: float | None = None) -> Removed:
+        """Remove a namespace and every byte of its blocks, durably; return what that has removed."""
         return await self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     async def stats(self) -> dict[str, Any]:

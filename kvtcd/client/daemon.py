@@ -17,7 +17,7 @@ from kvtcd.client.device import DeviceRegion
 from kvtcd.client.regions import Loan, Region, Regions
 from kvtcd.core.errors import ServerError, Unavailable
 from kvtcd.core.identity import Identity
-from kvtcd.core.messages import Info, NamespaceInfo
+from kvtcd.core.messages import Info, NamespaceInfo, Removed
 from kvtcd.core.notices import Notice, NoticeParser
 from kvtcd.core.operation import Operation
 from kvtcd.cuda.driver import Driver
@@ -130,8 +130,8 @@ class DaemonClient:
         """Describe all namespaces of the caller."""
         return self._run(endpoints.namespaces())
 
-    def purge(self, name: str, *, deadline: float | None = None) -> int:
-        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were."""
+    def purge(self, name: str, *, deadline: float | None = None) -> Removed:
+        """Remove a namespace and every byte of its blocks, durably; return what that has removed."""
         return self._run(endpoints.purge(name, Options(deadline=deadline)))
 
     def stats(self) -> dict[str, Any]:

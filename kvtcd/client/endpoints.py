@@ -117,12 +117,9 @@ def namespaces() -> Call[tuple[NamespaceInfo, ...]]:
     return Call("GET", "/v1/namespaces", lambda body: Namespaces.from_json(body).namespaces)
 
 
-def purge(name: str, options: Options) -> Call[int]:
+def purge(name: str, options: Options) -> Call[Removed]:
     """Remove a namespace and its blocks."""
-    return Call(
-        "DELETE", _namespace(name), lambda body: Removed.from_json(body).removed,
-        (), options.headers(), options.deadline,
-    )  # fmt: skip
+    return Call("DELETE", _namespace(name), Removed.from_json, (), options.headers(), options.deadline)
 
 
 def match(

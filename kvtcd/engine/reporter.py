@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from kvtcd.core import record as records
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.notices import Notice, What
-from kvtcd.core.place import Place
+from kvtcd.core.place import Place, Tier
 from kvtcd.core.record import Envelope
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.feed import Feeds
 from kvtcd.engine.namespaces import Namespace, Registry
+from kvtcd.engine.remote.writing import Parcel
 from kvtcd.engine.steps import Origin
 
 
@@ -49,6 +50,17 @@ class Reporter:
             else:
                 # Begun before the drop is, so it comes first on the thread of the writer.
                 _ = self._errands.start("report", self._read(namespace, change))
+
+    def shared(self, parcel: Parcel) -> None:
+        """Report that the remote tier has a block, too."""
+        namespace, source = parcel.namespace, Place.DISK if parcel.tenant.writer else Place.PACKED
+        if self._feeds.watched(namespace.tenant) and self._registry.admits(namespace):
+            sealed = records.parse(parcel.record.envelope)
+            notice = Notice(
+                What.MOVED, None, namespace.name, sealed.engine_key, sealed.salt, Tier.REMOTE, source.tier,
+                tokens=sealed.tokens,
+            )  # fmt: skip
+            self._feeds.publish(namespace.tenant, notice)
 
     def purged(self, namespace: Namespace) -> None:
         """Report that a namespace is gone."""

@@ -33,6 +33,7 @@ class Daemon:
         profiles: folder of profiles.
         policy: a policy file; default: balanced.
         tcp: where it listens besides its socket.
+        remote: a store that it shares with others.
         stop_seconds: how long it may take to stop.
     """
 
@@ -45,6 +46,7 @@ class Daemon:
         profiles: Path,
         policy: Path | None = None,
         tcp: config.daemon.Tcp | None = None,
+        remote: config.remote.Remote | None = None,
         stop_seconds: float = 60.0,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +63,7 @@ class Daemon:
             host=config.daemon.Host(capacity=host),
             disk=config.daemon.Disk(capacity=disk),
             codec=config.daemon.Codec(profiles=profiles.absolute()),
+            remote=remote or config.remote.Remote(),
             policies=(policy.absolute(),) if policy else (),
         )
         self.config.write_text(config.dump(settings))

@@ -97,7 +97,7 @@ async def test_namespaces(client, daemon):
         await client.register("demo", replace(IDENTITY, weights="cd" * 32))
     assert caught.value.differs == ("weights",)
     await client.put("demo", head(1), block(1))
-    assert await client.purge("demo") == 1
+    assert (await client.purge("demo")).removed == 1
     assert await client.namespaces() == ()
     assert daemon.blocks() == 0
     with pytest.raises(errors.UnknownNamespace):
@@ -232,7 +232,7 @@ async def test_all_ranks_and_partial_blocks_can_be_asked_for(client):
     await client.put("r1", head(1), block(1))
     assert (await client.match("r0", [key(1)], all_ranks=True)).prefix_tokens == BLOCK_TOKENS
     assert (await client.match_tokens("r0", [1, 2], all_ranks=True)).prefix == ()
-    assert await client.purge("r1", deadline=PATIENCE_S) == 1
+    assert (await client.purge("r1", deadline=PATIENCE_S)).removed == 1
 
 
 async def test_leases_are_taken_and_given_back(client):

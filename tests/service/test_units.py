@@ -22,6 +22,7 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 from kvtcd import cli, config
 from kvtcd.api import listeners
 from kvtcd.client import BlockHead, Client
+from kvtcd.config.remote import CREDENTIAL
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.regions import side_socket
@@ -114,7 +115,7 @@ def test_the_units_fit_the_defaults_of_the_daemon() -> None:
     assert SERVICE["RuntimeDirectory"] == [defaults.daemon.socket.parent.name]
     assert SERVICE["RuntimeDirectoryPreserve"] == ["yes"], "else the socket goes with each stop"
     assert Path("/var/lib", SERVICE["StateDirectory"][0]) == defaults.daemon.state
-    assert SERVICE["LoadCredential"] == [MASTER_KEY, TOKENS]
+    assert SERVICE["LoadCredential"] == [MASTER_KEY, TOKENS, CREDENTIAL]
     assert float(SERVICE["TimeoutStopSec"][0]) > defaults.daemon.stop_seconds
     lasting = {cli.EXIT_CODES[ConfigError], cli.EXIT_CODES[AlreadyRunning]}
     assert set(map(int, SERVICE["RestartPreventExitStatus"][0].split())) == lasting

@@ -29,10 +29,10 @@ from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.turns import Turns
 from kvtcd.engine.steps import Origin, Record
 
-TOGETHER = 8
-"""Blocks of one call."""
-AT_ONCE = 16
-"""Blocks on their way here."""
+TOGETHER, CALLS = 8, 2
+"""Blocks of one call, and calls under way."""
+AT_ONCE = 2 * CALLS * TOGETHER
+"""Blocks on their way here: as many are checked, or wait, as are fetched."""
 ROOM_S = 10.0
 """Seconds that a block which has arrived waits for room in host memory."""
 _SLACK = 1 << 20
@@ -124,7 +124,7 @@ class Arrivals:
             async def call(asked: Sequence[str]) -> list[bytes | Exception | None]:
                 return await self._caller.get(asked, most)
 
-            self._turns[most] = Turns(call, most=TOGETHER)
+            self._turns[most] = Turns(call, most=TOGETHER, at_once=CALLS)
         return self._turns[most]
 
     def _refuse(self, name: str, namespace: Namespace, key: RecordKey, error: Corrupt) -> None:

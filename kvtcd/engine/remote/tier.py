@@ -62,12 +62,16 @@ class RemoteTier:
 
     # Life -----------------------------------------------------------------------------------------------
 
-    def start(self, cleared: Callable[[Namespace], Awaitable[None]]) -> None:
+    def start(
+        self, cleared: Callable[[Namespace], Awaitable[None]], written: Callable[[Parcel], None]
+    ) -> None:  # fmt: skip
         """Begin to write what is offered, to watch the generations, and to go on with purges.
 
         Args:
             cleared: empties a namespace here, whose blocks were purged elsewhere.
+            written: told of each block that the store has from now on.
         """
+        self._writing.written = written
         self._generations.cleared = cleared
         works = [
             self._generations.watch(),
@@ -105,6 +109,10 @@ class RemoteTier:
         full = origin.tokens == namespace.identity.block_tokens
         if full and namespace.policy.remote.write == "behind" and self._registry.admits(namespace):
             self._writing.offer(Parcel(key, record, namespace, tenant))
+
+    async def drained(self) -> None:
+        """Return when nothing waits to be written."""
+        await self._writing.drained()
 
     def has(self, namespace: Namespace, key: RecordKey) -> bool:
         """Tell whether a block is known to be there, without asking."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtcd.core.errors import RemoteFailed
@@ -53,6 +53,9 @@ class Writing:
         attempts: how often a block is tried.
         ttl: seconds that a record is kept, None: as long as the store likes.
         encrypt: encrypt what is not.
+
+    Attributes:
+        written: told of each block that the store has from now on.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Writing:
         self._caller, self._generations, self._profiles = caller, generations, profiles
         self._presence, self._registry, self._lane, self._figures = presence, registry, lane, figures
         self._ttl, self._encrypt = ttl, encrypt
+        self.written: Callable[[Parcel], None] = _nobody
         self._backlog: Backlog[Parcel] = Backlog(capacity, attempts=attempts)
         self._offered, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
@@ -177,7 +181,9 @@ class Writing:
                 continue
             self._presence.note(name, there=True)
             self._figures.bytes.labels("out").inc(len(value))
-            if not self._settled(named[name], fig.STORED, name):
+            if self._settled(named[name], fig.STORED, name):
+                self.written(named[name].item)
+            else:
                 await self._caller.delete([name])  # deleted while it was under way
 
     def _settled(self, one: Waiting[Parcel], outcome: str, name: str) -> bool:
@@ -200,6 +206,10 @@ class Writing:
         self._figures.queue_bytes.set(nbytes)
         if not blocks:
             self._empty.set()
+
+
+def _nobody(_: Parcel) -> None:
+    """Tell nobody."""
 
 
 def _waiting_name(tenant: Tenant, namespace: Namespace, key: RecordKey) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -16,8 +17,8 @@ from redis.exceptions import ResponseError, SlotNotCoveredError
 _PAGE = 1000
 """Names that a server looks at in one go when it lists."""
 
-AnyPipeline = Pipeline | ClusterPipeline
-Commands = Callable[[AnyPipeline, Sequence[Any]], None]
+Command = tuple[Any, ...]
+"""What is sent: a word, then the name that it is about."""
 
 
 class RedisStore:
@@ -58,40 +59,21 @@ class RedisStore:
 
     async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
         """Return values, of each at most one byte more than `most`; None for one that is not there."""
-
-        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
-            for name in some:  # what comes back is had from the pipeline as a whole
-                _ = pipe.getrange(name, 0, most)
-
-        return [_value(answer) for answer in await self._ask(names, names, commands)]
+        return [_value(answer) for answer in await self._ask([("GETRANGE", name, 0, most) for name in names])]
 
     async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
         """Store values under names, each for so many seconds, or for as long as the server likes."""
-
-        def commands(pipe: AnyPipeline, some: Sequence[tuple[str, bytes, int | None]]) -> None:
-            for name, value, ttl in some:
-                _ = pipe.set(name, value, ex=ttl)
-
-        return _done(await self._ask([name for name, _, _ in items], items, commands))
+        timed = [("SET", name, value, *(("EX", ttl) if ttl else ())) for name, value, ttl in items]
+        return _done(await self._ask(timed))
 
     async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
         """Tell which names have a value."""
-
-        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
-            for name in some:
-                _ = pipe.exists(name)
-
-        answers = await self._ask(names, names, commands)
+        answers = await self._ask([("EXISTS", name) for name in names])
         return [one if isinstance(one, Exception) else bool(one) for one in answers]
 
     async def delete(self, names: Sequence[str]) -> list[Exception | None]:
         """Remove values; one that is not there is no error."""
-
-        def commands(pipe: AnyPipeline, some: Sequence[str]) -> None:
-            for name in some:
-                _ = pipe.unlink(name)
-
-        return _done(await self._ask(names, names, commands))
+        return _done(await self._ask([("UNLINK", name) for name in names]))
 
     async def listing(self, prefix: str) -> AsyncIterator[str]:
         """Yield all names that begin so, perhaps one of them twice; the servers look at all they have."""
@@ -112,43 +94,39 @@ class RedisStore:
         if self._cluster is not None:
             await self._cluster.aclose()
 
-    async def _ask(self, names: Sequence[str], items: Sequence[Any], commands: Commands) -> list[Any]:
-        """Send a command for each item: to a server in one pipeline, to a cluster in one for each node."""
+    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that have a name each: to a server in one pipeline, to a cluster in one a node."""
         if self._single is not None:
-            async with self._single.pipeline(transaction=False) as pipe:
-                commands(pipe, items)
-                return list(await pipe.execute(raise_on_error=False))
+            return await _piped(self._single.pipeline(transaction=False), commands)
         cluster = await self._ready()
         parts: dict[str, list[int]] = {}
-        for number, name in enumerate(names):
-            try:
-                node = cluster.get_node_from_key(name)
-            except SlotNotCoveredError:
-                continue
-            parts.setdefault(node.name if node else "", []).append(number)
-        answers: list[Any] = [ConnectionError("no node of the cluster has its slot")] * len(names)
-        asked = [numbers for node, numbers in parts.items() if node]
-        calls = [self._on_node(cluster, [items[n] for n in numbers], commands) for numbers in asked]
+        for number, command in enumerate(commands):
+            with suppress(SlotNotCoveredError):
+                if node := cluster.get_node_from_key(command[1]):
+                    parts.setdefault(node.name, []).append(number)
+        answers: list[Any] = [ConnectionError("no node of the cluster has its slot")] * len(commands)
+        calls = [_piped(cluster.pipeline(), [commands[n] for n in part]) for part in parts.values()]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        for numbers, result in zip(asked, results, strict=True):
+        for part, result in zip(parts.values(), results, strict=True):
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
-            for at, number in enumerate(numbers):
+            for at, number in enumerate(part):
                 answers[number] = result if isinstance(result, Exception) else result[at]
         errors = [one for one in answers if isinstance(one, Exception)]
         if errors and len(errors) == len(answers):
             raise errors[0]
         return answers
 
-    @staticmethod
-    async def _on_node(cluster: RedisCluster, items: Sequence[Any], commands: Commands) -> list[Any]:
-        async with cluster.pipeline() as pipe:
-            commands(pipe, items)
-            return list(await pipe.execute(raise_on_error=False))
-
     async def _ready(self) -> RedisCluster:
         assert self._cluster is not None, "it is a cluster or a single server"
         return await self._cluster.initialize()
+
+
+async def _piped(pipe: Pipeline | ClusterPipeline, commands: Sequence[Command]) -> list[Any]:
+    async with pipe:
+        for command in commands:
+            _ = pipe.execute_command(*command)  # queued: the answers are had together
+        return list(await pipe.execute(raise_on_error=False))
 
 
 def _value(answer: Any) -> bytes | Exception | None:  # noqa: ANN401 - what the client's pipeline returns
