@@ -26,8 +26,6 @@ app = typer.Typer(
 )
 policies = typer.Typer(help="Policy files.", no_args_is_help=True)
 app.add_typer(policies, name="policy")
-profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
-app.add_typer(profiles, name="profile")
 app.add_typer(cli_admin.app)
 app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_eval.app, name="eval")
@@ -180,21 +178,6 @@ def calibrate(
         low_memory=low_memory, split=split, stage_layers=stage_layers or [], threads=threads, device=device,
         out=out, json=json,
     )  # fmt: skip
-
-
-@profiles.command("show")
-def profile_show(
-    file: Annotated[Path, typer.Argument(help="A profile.")],
-    *,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw spectrum, plans and dial into this PNG or SVG.")
-    ] = None,
-    json: JsonOption = None,
-) -> None:
-    """Show spectrum, plans, ratios and the rate-quality curve of a profile."""
-    from kvtcd.lab import profile_view  # noqa: PLC0415 - torch
-
-    profile_view.command(file, plot=plot, json=json)
 
 
 @app.command()

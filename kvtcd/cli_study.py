@@ -1,4 +1,4 @@
-"""`kvtcd ablate` and `kvtcd validate`: which codec is right for a cache, by statistics; `kvtcd lab scale`."""
+"""`kvtcd ablate`, `validate` and `profile`: which codec is right, by statistics; `kvtcd lab scale`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 app = typer.Typer()
 lab = typer.Typer(help="Studies.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
+profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
+app.add_typer(profiles, name="profile")
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 
 
 @app.command()
@@ -69,9 +72,7 @@ def validate(
     context: Annotated[int, typer.Option(min=133, help="Tokens of a document.")] = 1024,
     windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 4,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")
-    ] = None,
+    json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Draw energy and tails into this PNG or SVG.")] = None,
 ) -> None:
     """Say for each stream whether the basis of a profile is safe, `tq` better, or more tokens are needed.
@@ -129,9 +130,7 @@ def scale(
         float | None, typer.Option(min=0.001, help="And raw MB that it unpacks a second.")
     ] = None,
     overhead_ms: Annotated[float, typer.Option(min=0, help="Of unpacking, whatever the length.")] = 5.0,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")
-    ] = None,
+    json: JsonOption = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw first tokens and break-even into this PNG or SVG.")
     ] = None,
@@ -144,4 +143,52 @@ def scale(
         store_budget=store_budget, link_gbit_s=link, store_gbit_s=store, latency_ms=latency_ms,
         routing=routing, policy=policy, bytes_per_token=bytes_per_token, bench=bench, prefill=prefill,
         reuse=reuse, overhead_ms=overhead_ms, json=json, plot=plot,
+    )  # fmt: skip
+
+
+@profiles.command("show")
+def profile_show(
+    file: Annotated[Path, typer.Argument(help="A profile.")],
+    *,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw spectrum, plans and dial into this PNG or SVG.")
+    ] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show spectrum, plans, ratios and the rate-quality curve of a profile."""
+    from kvtcd.lab import profile_view  # noqa: PLC0415 - torch
+
+    profile_view.command(file, plot=plot, json=json)
+
+
+@profiles.command("choose")
+def profile_choose(
+    file: Annotated[Path, typer.Argument(help="A profile.")],
+    *,
+    model: Annotated[str, typer.Option(help="The model it is of: an alias or a folder.")],
+    text: Annotated[list[Path], typer.Option(help="A text it was not made from, several allowed.")],
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(min=1.0, help="To choose for, several allowed; default: 4, 8, 16, 32."),
+    ] = None,
+    codec: Annotated[
+        list[str] | None, typer.Option(help="To choose from, several allowed; default: those that may win.")
+    ] = None,
+    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
+    continuation: Annotated[
+        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
+    ] = 128,
+    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 8,
+    threads: Annotated[int, typer.Option(min=1, help="Of the model and the codecs.")] = 1,
+    out: Annotated[
+        Path, typer.Option(help="Folder that the profile with its choices is written to.")
+    ] = Path(),
+    json: JsonOption = None,
+) -> None:
+    """Choose what `auto` stands for: the codec with the least divergence at each ratio."""
+    from kvtcd.lab import choose  # noqa: PLC0415 - torch and transformers
+
+    choose.command(
+        file, model=model, files=text, ratios=ratio or [], codecs=codec or [], context=context,
+        continuation=continuation, per_file=windows, threads=threads, out=out, json=json,
     )  # fmt: skip

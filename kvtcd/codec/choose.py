@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kvtcd.codec.choices import choice_for
 from kvtcd.codec.coded import Coder
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
@@ -189,8 +190,9 @@ def codec_for(
     pages = page_map(identity)
 
     def codec(
-        encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None
-    ) -> NamespaceCodec:
+        encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None,
+        choice: CodecChoice = choice,
+    ) -> NamespaceCodec:  # fmt: skip
         decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
         watched = None
         if profile:
@@ -219,10 +221,17 @@ def codec_for(
     profile = profiles.find(identity) if DIALS[choice.name].calibrated else None
     if profile is None and DIALS[choice.name].calibrated:
         return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
-    encoder = _encoder(identity, profile, choice, device)
+    told = ""
+    if choice.name == "auto" and profile:
+        chosen = choice_for(profile.choices, choice)
+        if isinstance(chosen, str):
+            return losslessly(f"profile {profile.digest.hex()} {chosen}")
+        told, choice = f" (auto {choice.dial})", chosen.resolve(choice)
+        profile = profile if DIALS[choice.name].calibrated else None
+    encoder = Lossless(layout) if choice.name == _LOSSLESS else _encoder(identity, profile, choice, device)
     if isinstance(encoder, str):
         return losslessly(encoder)
-    return codec(encoder, f"{choice.name} {choice.dial}".rstrip(), profile=profile)
+    return codec(encoder, f"{choice.name} {choice.dial}".rstrip() + told, profile=profile, choice=choice)
 
 
 def _expected_kl(profile: Profile, choice: CodecChoice) -> float | None:

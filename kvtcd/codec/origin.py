@@ -10,11 +10,12 @@ from kvtcd.core.errors import BadField, BadIdentity, BadVersion, ProfileMismatch
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout, Stream
 
-_FORMAT = 2
-_READ = (1, 2)
+_FORMAT, _WITH_CHOICES = 2, 3
+"""Profiles without choices for `auto` are written as they ever were."""
+_READ = (1, _FORMAT, _WITH_CHOICES)
 _FIRST = {"sensitivity": "none"}
 """Fields that format 1 did not have, and what they say of its files."""
-_LISTS = frozenset({"curve", "streams", "texts"})
+_LISTS = frozenset({"choices", "curve", "streams", "texts"})
 _INTEGERS = frozenset({"layers", "seed", "sinks", "tokens"})
 
 
@@ -46,6 +47,7 @@ class Origin:
         sensitivity: how the weights of the weighted basis were estimated: ``fisher``, ``attention``, or
             ``none``, where all errors weigh alike.
         curve: rate and quality of `kvtc2` on held-out text (`codec.dial`); empty if not measured.
+        choices: what `auto` stands for (`codec.choices`); empty if nothing was chosen.
     """
 
     model: str
@@ -62,6 +64,7 @@ class Origin:
     version: str
     sensitivity: str = "none"
     curve: tuple[Mapping[str, int | str], ...] = ()
+    choices: tuple[Mapping[str, Any], ...] = ()
 
     def check(self, identity: Identity) -> None:
         """Compare with a namespace.
@@ -100,10 +103,11 @@ class Origin:
 
     def to_json(self) -> dict[str, object]:
         """Return the canonical JSON form."""
-        return {
+        chosen = {"choices": [dict(row) for row in self.choices]} if self.choices else {}
+        return chosen | {
             "adapter": self.adapter,
             "curve": [dict(row) for row in self.curve],
-            "format": _FORMAT,
+            "format": _WITH_CHOICES if self.choices else _FORMAT,
             "layers": self.layers,
             "model": self.model,
             "parallel": self.parallel,
@@ -133,7 +137,9 @@ class Origin:
             fields = dict(body)
             version = fields.pop("format")
             if type(version) is not int or version not in _READ:
-                raise BadVersion("profile", f"format {version}; this release reads 1 and {_FORMAT}")
+                raise BadVersion("profile", f"format {version}; this release reads 1 to {_WITH_CHOICES}")
+            if ("choices" in fields) is not (version == _WITH_CHOICES):
+                raise BadField("profile", f"metadata: choices do not belong to format {version}")
             if version == 1:
                 fields = _FIRST | fields
             rope = fields.pop("rope")
@@ -145,6 +151,7 @@ class Origin:
                 streams=tuple(Stream(**{**s, "rope": bool(s["rope"])}) for s in fields.pop("streams")),
                 texts=tuple(Text(**text) for text in fields.pop("texts")),
                 curve=tuple(fields.pop("curve")),
+                choices=tuple(fields.pop("choices", ())),
                 **fields,
             )
         except (TypeError, ValueError, KeyError, AttributeError, BadIdentity) as fault:

@@ -16,7 +16,9 @@ Tensors, for each stream ``s``; the weighted basis (`codec.weighted`) came with 
 ``weighted.s.level``    f32 [1]           what is added to the step classes of this stream
 ======================= ================= ===========================================================
 
-Metadata has one key, ``kvtcd``: canonical JSON (`Origin`). Equal content gives equal bytes. A profile knows
+Metadata has one key, ``kvtcd``: canonical JSON (`Origin`); in format 3 it has choices for `auto` as well
+(`codec.choices`).
+Equal content gives equal bytes. A profile knows
 model weights, adapter, RoPE and streams, but no element type: it serves float32, bfloat16 and float16 caches
 alike. Tensors of a loaded profile are views of its file: of the two bases, the one in use takes memory.
 """
@@ -37,6 +39,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from kvtcd.codec.choices import Choice
 from kvtcd.codec.dial import Curve
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
@@ -98,6 +101,15 @@ class Profile:
     def curve(self) -> Curve | None:
         """Rate and quality of `kvtc2`; None where they were not measured."""
         return Curve.from_json(self.origin.curve)
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """What `auto` stands for, by ratio; empty where nothing was chosen.
+
+        Raises:
+            BadField: they are none.
+        """
+        return tuple(map(Choice.from_json, self.origin.choices))
 
     def check(self, identity: Identity) -> None:
         """Make sure that this profile was made for a namespace's model.

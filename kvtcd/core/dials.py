@@ -8,7 +8,19 @@ from types import MappingProxyType
 from typing import Literal
 
 CodecName = Literal[
-    "kvtc", "kvtc2", "lossless", "tq", "tq-prod", "qjl", "sq", "kivi", "gear", "xkv", "cachegen", "fp8"
+    "kvtc",
+    "kvtc2",
+    "lossless",
+    "tq",
+    "tq-prod",
+    "qjl",
+    "sq",
+    "kivi",
+    "gear",
+    "xkv",
+    "cachegen",
+    "fp8",
+    "auto",
 ]
 DialName = Literal["ratio", "max_kl", "bits", "level"]
 OPTIONS = ("mean", "haar", "norm", "unbiased", "raw", "delta")
@@ -82,5 +94,6 @@ DIALS: Mapping[CodecName, Dial] = MappingProxyType(
         "xkv": Dial(("ratio",), options=("mean",)),
         "cachegen": Dial(("level",), 1, 3, ("delta", "mean")),
         "fp8": Dial(options=("mean",)),
+        "auto": Dial(("ratio",), calibrated=True),
     }
 )

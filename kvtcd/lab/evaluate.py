@@ -245,7 +245,7 @@ def errors(identity: Identity, blocks: Sequence[Block], decoded: Sequence[Tensor
     for index, stream in enumerate(identity.layout.streams if pairs else ()):
         tokens, error, energy, total = 0, 0.0, 0.0, torch.zeros(())
         for block, raw in pairs:
-            want, got = (_coded_rows(identity, block, either, index) for either in (block.raw, raw))
+            want, got = (coded_rows(identity, block, either, index) for either in (block.raw, raw))
             tokens += len(want)
             error += float((got - want).square().sum(dtype=torch.float64))
             energy += float(want.square().sum(dtype=torch.float64))
@@ -275,7 +275,7 @@ def _bytes_of(blob: Blob, tokens: range) -> float:
     return counted
 
 
-def _coded_rows(identity: Identity, block: Block, raw: Tensor, index: int) -> Tensor:
+def coded_rows(identity: Identity, block: Block, raw: Tensor, index: int) -> Tensor:
     """The coded tokens of one stream of a block, float32 ``[T, p]``, RoPE undone."""
     stream, rope, tokens = identity.layout.streams[index], identity.rope, coded_tokens(block)
     start = tokens.start - block.first_token

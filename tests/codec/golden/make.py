@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from support.choices import chosen_profile
 from support.codec_world import YARN, World, kv, mla
 from support.rivals import SETTINGS, decode, encode
 
@@ -68,6 +69,8 @@ def main() -> None:
         write(f"kvtc2-{VERSION}-{name}.blob", blob.blob)
         write(f"kvtc2-{VERSION}-{name}.raw", bytes(out.numpy()))
     world = WORLDS["kv-bfloat16"]
+    profile, data = chosen_profile(world)
+    write(f"{profile.digest.hex()}{SUFFIX}", data)
     profile, _ = world.profile(ratios=(4, 8))
     for name, setting in SETTINGS.items():
         blob = encode(

@@ -1,0 +1,167 @@
+"""Choosing what `auto` stands for: never worse than the best fixed codec beyond its interval."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from support.calibration import TEXTS, run, tiny_model
+from support.codec_world import World, kv
+from typer.testing import CliRunner
+
+from kvtcd.cli import app
+from kvtcd.codec.basis import Moments
+from kvtcd.codec.choose import codec_for
+from kvtcd.codec.fit import fit_profile
+from kvtcd.codec.profile import load, store
+from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.core.errors import ConfigError
+from kvtcd.core.layout import Dtype
+from kvtcd.core.policy import CodecChoice
+from kvtcd.lab import choose as module
+from kvtcd.lab import models
+from kvtcd.lab.choose import ALLOWED, Sample, choose, eligible, weighted_errors
+from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.evaluate import Block, Size, decode, encode, size
+
+TOKENS, FIRST = 256, 4
+DOCUMENTS = 8
+
+
+class FatTails(World):
+    """Coordinates that have nothing in common and tails that are heavy: nothing for a basis to find."""
+
+    def rows(self, tokens, seed):
+        torch.manual_seed(seed)
+        drawn = torch.distributions.StudentT(2.5)
+        return {s.name: drawn.sample((tokens, self.layout.features(s))) for s in self.layout.streams}
+
+
+def profile_of(world):
+    rows = world.rows(600, seed=100)
+    moments = {name: Moments.from_rows(x) for name, x in rows.items()}
+    samples = {name: x[:200] for name, x in rows.items()}
+    return fit_profile(world.origin, moments, samples, ratios=(4, 8))
+
+
+CANDIDATES = (
+    "kvtc:4",
+    "tq:1,mean,norm",
+    "tq:2,mean,norm",
+    "tq:3,mean,norm",
+    "sq:2,norm",
+    "sq:3,norm",
+    "kivi:2",
+)
+
+
+def measured(world, profile, codecs, seeds):
+    """Documents of one block, of which `kl` is the error of the stream that has the larger one."""
+    found = {}
+    for spec, codec in codecs.items():
+        found[spec] = []
+        for seed in seeds:
+            blocks = [Block(world.block(TOKENS, seed, FIRST), FIRST, TOKENS, 128)]
+            encoded = encode(codec.encoder, blocks)
+            decoded = decode(codec.decoder, blocks, encoded)
+            errors = weighted_errors(world.identity, profile, blocks, decoded)
+            found[spec].append(Sample(size(world.layout, blocks, encoded), max(errors.values()), errors))
+    return found
+
+
+@pytest.mark.parametrize(("world", "winners"), [(World(kv()), {"kvtc", "sq"}), (FatTails(kv()), {"tq"})])
+def test_a_basis_is_chosen_where_there_is_structure_and_none_on_fat_tails(world, winners, tmp_path):
+    profile, data = profile_of(world)
+    path = store(data, tmp_path)
+    codecs = open_codecs(
+        world.identity, [Spec.parse(one) for one in CANDIDATES], ProfileSource(path, world.identity)
+    )
+    blocks = [Block(world.block(TOKENS, 1, FIRST), FIRST, TOKENS, 128)]
+    (pool,) = eligible(codecs, blocks, world.identity, (4.0,)).values()
+    made = choose(
+        4.0, measured(world, profile, {s: codecs[s] for s in pool}, range(DOCUMENTS)), [0] * DOCUMENTS
+    )
+    assert made.chosen.codec.name in winners
+    assert made.chosen.ratio >= ALLOWED * 4
+    fresh = measured(world, profile, {s: codecs[s] for s in pool}, range(100, 100 + DOCUMENTS))
+    own = np.array([one.kl for one in fresh[next(s for s in pool if s.choice() == made.chosen.codec)]])
+    for spec, others in fresh.items():
+        differences = np.log(own) - np.log([one.kl for one in others])
+        error = differences.std(ddof=1) / len(differences) ** 0.5
+        assert differences.mean() <= 3 * error + 1e-9, f"auto is worse than {spec}"
+
+
+def test_weighted_errors_are_those_of_plain_arithmetic():
+    world = World(kv())
+    profile = world.profile()[0]
+    raw = world.block(20, 3, FIRST)
+    noisy = raw.clone()
+    noisy.view(torch.bfloat16).add_(0.25)
+    found = weighted_errors(world.identity, profile, [Block(raw, FIRST, 20, 128)], [noisy])
+    want, got = world.values(raw, 20)["v"].double(), world.values(noisy, 20)["v"].double()
+    total = 0.0
+    for layer in range(3):
+        for head in range(2):
+            for token in range(20):
+                moved = profile.weighted["v"].root[layer, head].double() @ (got - want)[layer, token, head]
+                total += 0.5 * float(moved @ moved)
+    assert found["v"] == pytest.approx(total / 20, rel=1e-4)
+
+
+def samples(*kl):
+    return [Sample(Size(1600, 100, 1600, 100), value, {"k": value, "v": 1.0}) for value in kl]
+
+
+def test_the_least_divergence_is_chosen_and_the_others_are_compared_with_it():
+    low, high = Spec("tq", 3), Spec("kivi", 2)
+    made = choose(8.0, {high: samples(2, 4, 2, 4, 2, 4), low: samples(1, 2, 1, 2, 1, 2)}, [0] * 6)
+    assert [one.codec.name for one in made.candidates] == ["tq", "kivi"]
+    assert made.chosen.times == made.chosen.times_lo == made.chosen.times_hi == 1
+    other = made.candidates[1]
+    assert (other.times, other.times_lo, other.times_hi) == pytest.approx((2, 2, 2))
+    assert other.kl == 3
+    assert other.kl_lo < 3 < other.kl_hi
+    assert other.ratio == 16
+
+
+def test_the_finest_stand_that_is_small_enough_is_looked_at(tmp_path):
+    world = World(kv())
+    path = store(world.profile()[1], tmp_path)
+    specs = [Spec.parse(one) for one in ("tq:1", "tq:2", "tq:3", "tq:4", "fp8")]
+    codecs = open_codecs(world.identity, specs, ProfileSource(path, world.identity))
+    blocks = [Block(world.block(TOKENS, 1, FIRST), FIRST, TOKENS, 128)]
+    found = eligible(codecs, blocks, world.identity, (2.0, 4.0))
+    assert {str(spec) for spec in found[2.0]} == {"tq:4", "fp8"}
+    assert {str(spec) for spec in found[4.0]} == {"tq:3"}
+    with pytest.raises(ConfigError, match="at a ratio of 200"):
+        eligible(codecs, blocks, world.identity, (200.0,))
+
+
+def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    loaded = tiny_model(tmp_path / "model")
+    identity = models.identity(loaded, Dtype.F32, block_tokens=64)
+    path = store(run(loaded, tmp_path / "checkpoints").data, tmp_path)
+    monkeypatch.setattr(module.models, "load", lambda _: loaded)
+    monkeypatch.setattr(module.models, "resolve", lambda *_: loaded.folder)
+    monkeypatch.setattr(module.models, "identity", lambda _: identity)
+    for text in TEXTS[:2]:
+        (tmp_path / f"{text.name}.txt").write_text(text.text)
+    out = tmp_path / "out"
+    out.mkdir()
+    options = [
+        *(word for text in TEXTS[:2] for word in ("--text", str(tmp_path / f"{text.name}.txt"))),
+        *("--codec", "tq,mean,norm", "--codec", "kivi", "--codec", "fp8", "--ratio", "3", "--windows", "4"),
+        *("--context", "200", "--continue", "8", "--out", str(out), "--json", str(tmp_path / "j")),
+    ]
+    result = CliRunner().invoke(app, ["profile", "choose", str(path), "--model", "tiny", *options])
+    assert result.exit_code == 0, (result.output, result.exception)
+    (written,) = out.glob("*.safetensors")
+    before, after = load(path), load(written)
+    assert torch.equal(before.streams["k"].basis, after.streams["k"].basis)
+    (made,) = after.choices
+    body = json.loads((tmp_path / "j").read_text())
+    assert body["written"] == written.stem
+    assert len(made.candidates) == len(body["choices"][0]["candidates"]) >= 2
+    codec = codec_for(identity, CodecChoice("auto", 3), ProfileFolder(out))
+    assert codec.name == f"{made.chosen.name} (auto 3)"
