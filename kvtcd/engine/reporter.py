@@ -53,11 +53,11 @@ class Reporter:
 
     def shared(self, parcel: Parcel) -> None:
         """Report that the remote tier has a block, too."""
-        namespace, source = parcel.namespace, Place.DISK if parcel.tenant.writer else Place.PACKED
+        namespace = parcel.namespace
         if self._feeds.watched(namespace.tenant) and self._registry.admits(namespace):
             sealed = records.parse(parcel.record.envelope)
             notice = Notice(
-                What.MOVED, None, namespace.name, sealed.engine_key, sealed.salt, Tier.REMOTE, source.tier,
+                What.MOVED, None, namespace.name, sealed.engine_key, sealed.salt, Tier.REMOTE, Tier.HOST,
                 tokens=sealed.tokens,
             )  # fmt: skip
             self._feeds.publish(namespace.tenant, notice)

@@ -16,6 +16,7 @@ from kvtcd.core import record as records
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import TenantKeys, chain
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.notices import What
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Policy, Remote
 from kvtcd.core.remote import names
@@ -327,3 +328,19 @@ async def test_a_host_without_room_says_busy_or_miss_and_never_holds_half(tmp_pa
         for number in range(30):
             assert (await fetch(two, ns, number)) == (block(number), Tier.REMOTE)
             check(two.catalog)
+
+
+async def test_listeners_are_told_of_what_the_store_has_and_of_what_came_from_it(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        with one.service.feeds.listen(TENANT, None, None) as listener:
+            await store(one, ns, [1])
+            await written(one, 1)
+            notices = []
+            while len(notices) < 3:
+                notices += await listener.take(PATIENCE_S) or []
+    moved = {notice.tier: notice for notice in notices if notice.what is What.MOVED}
+    remote = moved[Tier.REMOTE]
+
+    assert (notices[0].what, set(moved)) == (What.STORED, {Tier.DISK, Tier.REMOTE})
+    assert (remote.key, remote.namespace, remote.tokens) == (key(1), "n", BLOCK_TOKENS)
