@@ -19,6 +19,7 @@ from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
+from kvtcd.engine.readers import Readers
 from kvtcd.engine.recorder import Line, Recorder
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.sessions import Batch, Lease, settle
@@ -56,6 +57,8 @@ class Blocks:
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
         self._errands, self._remote = errands, remote
         self._registry = tenancy.registry
+        self._readers = Readers()
+        metrics.oldest_reader.set_function(self._readers.oldest_s)
 
     @asynccontextmanager
     async def batch(
@@ -116,7 +119,8 @@ class Blocks:
         entry = self._driver.catalog.residents.entries[record_key]
         try:
             pieces = list(self._memory.pieces(record_key))
-            yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
+            with self._readers.reading():
+                yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
         finally:
             self._driver.tell(ev.Release(record_key))
 

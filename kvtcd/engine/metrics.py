@@ -60,6 +60,14 @@ class Metrics:
             "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],
             buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
+        self.loop_lag = Histogram(
+            "kvtcd_loop_lag_seconds", "How late the event loop was with what was due, looked at each second",
+            buckets=SECONDS, registry=self.registry,
+        )  # fmt: skip
+        self.oldest_reader = Gauge(
+            "kvtcd_oldest_reader_seconds", "For how long the oldest reader has held its block in host memory",
+            registry=self.registry,
+        )  # fmt: skip
         self.notices = self._counter("notices", "Notices to listeners, by kind", "what")
         self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
         self.kv_events = self._counter("kv_events", "KV events that were published, by type", "type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
@@ -11,6 +12,9 @@ from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.stats import Forms, NamespaceStats, Stats, TenantStats, TierStats
 from kvtcd.engine.tally import Counts, Tally
+
+LAG_EVERY_S = 1.0
+"""Seconds between two looks at how late the loop is."""
 
 
 class Overview:
@@ -39,12 +43,15 @@ class Overview:
     def _uptime_s(self) -> float:
         return round(time.monotonic() - self._started, 3)
 
-    async def watch(self) -> None:
-        """Add to the history, without end."""
+    async def watch(self, late: Callable[[float], object]) -> None:
+        """Add to the history, without end; tell `late` each second by how many seconds the loop is late."""
         while True:
             tiers = self._driver.catalog.residents.shelves
             self.history.add(Sample.of(self._uptime_s, self._tally.total, tiers))
-            await asyncio.sleep(EVERY_S)
+            until = time.monotonic() + EVERY_S
+            while (left := until - (begun := time.monotonic())) > 0:
+                await asyncio.sleep(nap := min(LAG_EVERY_S, left))
+                late(max(0.0, time.monotonic() - begun - nap))
 
     def stats(self, tenant: str) -> Stats:
         """Return the daemon at this moment, as far as it concerns a tenant."""

@@ -123,7 +123,7 @@ class Service:
             self._remote.start(self._purged_elsewhere, self._reporter.shared)
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = self._errands.start("warm-up", warming)
-        self._watching = self._errands.start("watch", self.overview.watch())
+        self._watching = self._errands.start("watch", self.overview.watch(self.metrics.loop_lag.observe))
         return foreign
 
     def watch(self, *workers: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -138,3 +139,17 @@ async def test_matches_that_find_something_are_counted_by_their_first_block(tmp_
         assert matched.most_matched(other, 9) == []
         await service.purge("a", "n")
         assert matched.most_matched(ns, 9) == []
+
+
+@pytest.mark.asyncio
+async def test_a_loop_that_does_something_else_is_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(overview, "EVERY_S", 0.01)
+    async with toy_service(tmp_path) as toy:
+
+        def seconds() -> float:
+            (lag,) = toy.service.metrics.loop_lag.collect()
+            return next(sample.value for sample in lag.samples if sample.name.endswith("_sum"))
+
+        before = seconds()
+        time.sleep(0.5)  # noqa: ASYNC251 - this is what must not happen
+        await until(lambda: seconds() > before + 0.4)
