@@ -26,6 +26,7 @@ from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd_points import EqualKl, Noise, Point, equal_kl, noise_of, points
+from kvtcd.lab.rd_ranking import Surpassed, surpassed
 from kvtcd.lab.rd_report import show
 from kvtcd.lab.texts import Text
 
@@ -52,6 +53,7 @@ class Figures:
     noise: Noise
     points: tuple[Point, ...]
     equal_kl: tuple[EqualKl, ...]
+    surpassed: tuple[Surpassed, ...] = ()
 
 
 def command(
@@ -100,6 +102,7 @@ def command(
         noise=noise_of(noise, groups),
         points=tuple(points(results, groups, 16 * identity.layout.token_elements)),
         equal_kl=tuple(equal_kl(results, groups)),
+        surpassed=tuple(surpassed(results)),
     )
     show(console, figures)
     if plot:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import EqualKl, Point
+from kvtcd.lab.rd_ranking import Surpassed
 
 if TYPE_CHECKING:
     from kvtcd.lab.rd import Figures
@@ -33,6 +34,16 @@ _GAINS: tuple[tuple[str, Callable[[EqualKl], str]], ...] = (
     ("at KL", lambda g: fraction(g.at_kl, 4)),
     ("times the ratio", lambda g: "not reached" if math.isnan(g.ratio_gain) else f"{g.ratio_gain:.2f}"),
     ("95 %", lambda g: bounds(g.lo, g.hi, 2)),
+)
+
+
+_SURPASSED: tuple[tuple[str, Callable[[Surpassed], str]], ...] = (
+    ("codec", lambda s: s.of),
+    ("surpassed by", lambda s: s.by),
+    ("in so many fewer bytes", lambda s: f"{s.smaller:.2f}"),
+    ("times the KL", lambda s: f"{s.times:.2f}" + ("" if s.surely else " ?")),
+    ("95 %", lambda s: bounds(s.lo, s.hi, 2)),
+    ("p", lambda s: f"{s.p:.3f}"),
 )
 
 
@@ -75,4 +86,12 @@ def show(console: Console, figures: Figures) -> None:
             table.add_column(name, justify="left" if name in {"codec", "over"} else "right")
         for gain in figures.equal_kl:
             table.add_row(*(cell(gain) for _, cell in _GAINS))
+        console.print(table)
+    if figures.surpassed:
+        title = "Surpassed: less divergence in no more bytes"
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name, _ in _SURPASSED:
+            table.add_column(name, justify="left" if name in {"codec", "surpassed by"} else "right")
+        for one in figures.surpassed:
+            table.add_row(*(cell(one) for _, cell in _SURPASSED))
         console.print(table)
