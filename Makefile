@@ -15,17 +15,18 @@ demo: $(VENV)/.installed
 # Everything that must hold: style, types, import contracts, all tests.
 # What it says depends on the code alone: one order of the tests, one seed, the same examples. `pytest` by itself varies them.
 # What hangs ends after `timeout` of pyproject.toml; what not even a signal ends, after half an hour: with a trace, both.
-test: export HYPOTHESIS_PROFILE = gate
-test: export PYTHONHASHSEED = 1
+GATE := --randomly-seed=1 -o faulthandler_timeout=1800 -o faulthandler_exit_on_timeout=true
+test test-peers: export HYPOTHESIS_PROFILE = gate
+test test-peers: export PYTHONHASHSEED = 1
 test: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest --randomly-seed=1 -o faulthandler_timeout=1800 -o faulthandler_exit_on_timeout=true
+	$(BIN)/pytest $(GATE)
 
-# Against real serving frameworks, in an environment of their own (4 GB, ten minutes the first time).
+# The same against real serving frameworks, in an environment of their own (4 GB, some minutes the first time).
 test-peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest tests/peers
+	$(PEERS)/bin/python -m pytest $(GATE) tests/peers
 
 # The fast lane: the same without what needs a real model or more than a few seconds.
 check: $(VENV)/.installed

@@ -123,26 +123,34 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None, *, tokens: in
         UnsupportedCache, UnsupportedRope: the model cannot be calibrated.
         ConfigError: the recipe has fewer tokens.
     """
-    window = min(WINDOW, tokens // _WINDOWS)
-    identity, recipe = models.identity(loaded), texts.recipe()
-    made_of = [
-        __version__,
-        identity.weights,
-        [_SENSITIVITY, repr(EXPONENT)],
-        tokens,
-        window,
-        SAMPLE,
-        [digest_of(text) for text in recipe],
-    ]
-    folder = models.cache_folder() / "profiles" / name_of(made_of)
+    identity = models.identity(loaded)
+    folder = recipe_folder(identity.weights, tokens)
     if not (found := sorted(folder.glob(f"*{SUFFIX}"))):
         (made,) = calibrate(
-            loaded, identity, recipe, tokens=tokens, window=window, sensitivity=_SENSITIVITY,
+            loaded, identity, texts.recipe(), tokens=tokens, window=_window(tokens), sensitivity=_SENSITIVITY,
             checkpoints=_checkpoints(), phases=phases,
         )  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         found = [store(made.data, folder)]
     return found[0]
+
+
+def recipe_folder(weights: str, tokens: int = RECIPE_TOKENS) -> Path:
+    """Return the folder where `profile_for` puts its profile of a model, by the digest of its weights."""
+    made_of = [
+        __version__,
+        weights,
+        [_SENSITIVITY, repr(EXPONENT)],
+        tokens,
+        _window(tokens),
+        SAMPLE,
+        [digest_of(text) for text in texts.recipe()],
+    ]
+    return models.cache_folder() / "profiles" / name_of(made_of)
+
+
+def _window(tokens: int) -> int:
+    return min(WINDOW, tokens // _WINDOWS)
 
 
 def _move(loaded: LoadedModel, device: str) -> None:

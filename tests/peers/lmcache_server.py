@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,26 +11,24 @@ from typing import Any, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
-START_S = 240.0
+from support.patience import PATIENCE_S
+from support.ports import free_port
+from vllm_engine import environment
+
+START_S = 600.0
+"""It ends a hang; imports alone take a minute on a machine with much other work."""
 ADAPTER = {
     "type": "plugin", "module_path": "kvtcd.integrations.lmcache_l2", "class_name": "KvtcdL2Adapter",
 }  # fmt: skip
-PATIENT = {"lookup_seconds": 60.0, "timeout_seconds": 60.0}
+PATIENT = {"lookup_seconds": PATIENCE_S, "timeout_seconds": PATIENCE_S}
 """A busy machine must not turn hits into misses."""
+HEARTBEAT_S = 30.0
+"""How late the server may answer before an engine does without it; after 120 s it forgets the engine."""
 
 
 def adapter(daemon: Path, **parameters: Any) -> str:
     """Return what `--l2-adapter` wants."""
     return json.dumps(ADAPTER | {"adapter_params": {"socket": str(daemon)} | PATIENT | parameters})
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on."""
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in with_ports]
-    for one in with_ports:
-        one.close()
-    return ports
 
 
 class LMCacheServer:
@@ -47,10 +43,12 @@ class LMCacheServer:
 
     def __init__(self, daemon: Path, log: Path, *, chunk: int, **parameters: Any) -> None:
         self._log = log
-        self._http, self.port = free_ports(2)
+        self._http = self._port = free_port()
+        while self._port == self._http:
+            self._port = free_port()
         self._command = [
             sys.executable, "-m", "lmcache.v1.multiprocess.http_server",
-            "--http-host", "127.0.0.1", "--http-port", str(self._http), "--port", str(self.port),
+            "--http-host", "127.0.0.1", "--http-port", str(self._http), "--port", str(self._port),
             "--l1-size-gb", "0.25", "--chunk-size", str(chunk), "--eviction-policy", "LRU",
             "--supported-transfer-mode", "auto", "--disable-metrics",
             "--l2-adapter", adapter(daemon, **parameters),
@@ -60,7 +58,7 @@ class LMCacheServer:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "LMCACHE_TRACK_USAGE": "false"},
+                env=environment() | {"LMCACHE_TRACK_USAGE": "false"},
             )  # fmt: skip
         deadline = time.monotonic() + START_S
         while not self._ready():
@@ -74,19 +72,20 @@ class LMCacheServer:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         try:
-            self._process.wait(60)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             raise
 
     @property
-    def connector(self) -> dict[str, Any]:
+    def transfer(self) -> dict[str, Any]:
         """What vLLM takes as `kv_transfer_config` for this server."""
         return {
             "kv_connector": "LMCacheMPConnector", "kv_role": "kv_both",
             "kv_connector_extra_config": {
-                "lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": self.port,
+                "lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": self._port,
+                "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
             },
         }  # fmt: skip
 
@@ -103,7 +102,7 @@ class LMCacheServer:
         return True
 
     def _get(self, path: str) -> Any:
-        with urlopen(f"http://127.0.0.1:{self._http}{path}", timeout=60) as answer:
+        with urlopen(f"http://127.0.0.1:{self._http}{path}", timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def _tail(self) -> str:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,8 +18,10 @@ from typing import Any
 
 import pytest
 import torch
+from daemons import new_daemon, settled, until
 from lmcache_server import adapter
 from safetensors.torch import save_file
+from support.patience import PATIENCE_S
 
 from kvtcd.lab.daemon import Daemon
 
@@ -32,7 +33,6 @@ pytestmark = [
 
 MODEL = "org/model"
 SIZE = (4, 16, 64)
-PATIENCE_MS = 120_000
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +45,6 @@ def folder() -> Iterator[Path]:
 def daemon(folder: Path) -> Iterator[Daemon]:
     with new_daemon(folder / "d") as daemon:
         yield daemon
-
-
-def new_daemon(folder: Path) -> Daemon:
-    return Daemon(folder, host=64 << 20, disk=256 << 20, profiles=folder / "profiles")
 
 
 @pytest.fixture
@@ -75,7 +71,7 @@ class Server:
 
         poll = select.poll()
         poll.register(event, select.POLLIN)
-        assert poll.poll(PATIENCE_MS)
+        assert poll.poll(1000 * PATIENCE_S)
         consume_fd(event)
 
     def store(self, keys: list[Any], objects: list[Any]) -> Any:
@@ -159,7 +155,7 @@ def test_it_passes_the_check_of_lmcache(daemon: Daemon, model: Path, dtype: str)
         sys.executable, "-m", "lmcache.v1.basic_check", "--mode", "test_l2_adapter", "--l2-adapter", given,
         "--kv-dtype", dtype, "--obj-size", "4096",
     ]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
     rows = [line for line in result.stdout.splitlines() if line.startswith("| ") and "Rate" not in line]
@@ -191,9 +187,9 @@ def test_what_one_server_stored_the_next_one_loads(folder: Path, model: Path) ->
         assert stored.bytes_transferred() == sum(one.get_size() for one in wanted)
         assert first.store(given, wanted).bytes_transferred() == 0  # they are there
         assert first.ours.get_usage().total_bytes_used == stored.bytes_transferred()
+        settled(owner)
         with owner.client() as client:
             (info,) = client.namespaces()
-            client.flush(info.name)
             assert info.codec == "lossless"
 
     with owner, server(owner, model) as second:
@@ -260,8 +256,13 @@ def test_an_object_that_is_gone_is_lost_alone(daemon: Daemon, model: Path) -> No
     with server(daemon, model) as ours:
         assert ours.store(given, wanted).is_successful()
         ours.ours.delete(given[1:2])
-        while ours.find(given)[1]:
+
+        def is_gone() -> bool:
+            found = ours.find(given)
             ours.ours.submit_unlock(given)
+            return not found[1]
+
+        until(is_gone)
         filled = objects(3)
         assert ours.load(given, filled) == [1, 0, 1]
         assert same([filled[0], filled[2]], [wanted[0], wanted[2]])
@@ -275,19 +276,17 @@ def test_a_daemon_killed_and_started_again(folder: Path, model: Path) -> None:
         assert ours.find(given, layouts()) == [0, 0]
         assert not ours.store(given, wanted).is_successful()
         with owner:
-            while not ours.store(given, wanted).is_successful():
-                time.sleep(0.1)  # the adapter waits a little before it looks again
-            with owner.client() as client:
-                (info,) = client.namespaces()
-                client.flush(info.name)
+            until(
+                lambda: ours.store(given, wanted).is_successful()
+            )  # it waits a little before it looks again
+            settled(owner)
             owner.kill()
             assert ours.find(given, layouts()) == [0, 0]
             assert ours.load(given, objects(2)) == [0, 0]
             assert not ours.ours.report_status()["up"]
             assert ours.ours.report_status()["is_healthy"]  # LMCache serves on without us
             owner.start()
-            while ours.find(given, layouts()) != [1, 1]:
-                time.sleep(0.1)
+            until(lambda: ours.find(given, layouts()) == [1, 1])
             filled = objects(2)
             assert ours.load(given, filled) == [1, 1]
             assert same(filled, wanted)
@@ -296,8 +295,7 @@ def test_a_daemon_killed_and_started_again(folder: Path, model: Path) -> None:
 def test_a_daemon_that_hangs_costs_a_deadline_and_no_more(folder: Path, model: Path) -> None:
     owner = new_daemon(folder / "h")
     with owner, server(owner, model, lookup_seconds=0.5, timeout_seconds=0.5) as ours:
-        while not ours.store(keys(1, 70), objects(1, seed=8)).is_successful():
-            time.sleep(0.1)
+        until(lambda: ours.store(keys(1, 70), objects(1, seed=8)).is_successful())
         os.kill(owner.pid, signal.SIGSTOP)
         try:
             assert ours.find(keys(1, 70)) == [0]

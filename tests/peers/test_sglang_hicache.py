@@ -9,14 +9,14 @@ import os
 import random
 import signal
 import tempfile
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from daemons import BOUND, KVTC2, listen, new_daemon, settled, stored, until
+from quality import TEXT, TOKEN_BYTES, divergence
 from safetensors.torch import save_file
 from sglang_pools import (
     HEAD_DIM,
@@ -34,17 +34,18 @@ from sglang_pools import (
     latent_block,
 )
 from support.models import tiny_llama_config
-from test_vllm_engine import BOUND, KVTC2, TEXT, divergence, profile_of, settled, smollm2
+from support.patience import PATIENCE_S
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from kvtcd.client import Notice, What
+from kvtcd.client.weights import weights_digest
 from kvtcd.core.errors import BadRequest
 from kvtcd.core.identity import RopeKind
 from kvtcd.core.layout import Dtype, kv_layout
-from kvtcd.lab.daemon import Daemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from kvtcd.lab.daemon import Daemon
 
 pytestmark = [
     pytest.mark.peers("sglang"),
@@ -52,12 +53,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # what SGLang says while it is imported is not about us
 ]
 
-__all__ = ["smollm2"]  # a fixture
-
 LATENT_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 _SEEDS = itertools.count(1000)
-PATIENCE = 60.0
-"""A busy machine must not turn hits into misses."""
 
 
 @pytest.fixture(scope="module")
@@ -76,19 +73,6 @@ def folder() -> Iterator[Path]:
 def daemon(folder: Path) -> Iterator[Daemon]:
     with new_daemon(folder / "d") as daemon:
         yield daemon
-
-
-def new_daemon(folder: Path, *, profiles: Path | None = None, policy: str | None = None) -> Daemon:
-    folder.mkdir()
-    if policy is not None:
-        (folder / "policy.toml").write_text(policy)
-    return Daemon(
-        folder,
-        host=256 << 20,
-        disk=256 << 20,
-        profiles=profiles or folder / "profiles",
-        policy=folder / "policy.toml" if policy is not None else None,
-    )
 
 
 @pytest.fixture
@@ -126,7 +110,7 @@ def backend(sglang: Any, daemon: Daemon, model: Path, pool: Any, **changes: Any)
     ours = {
         "backend_name": "kvtcd", "module_path": "kvtcd.integrations.sglang_hicache",
         "class_name": "KvtcdHiCache", "interface_v1": 1, "socket": str(daemon.socket),
-        "timeout_seconds": PATIENCE,
+        "timeout_seconds": PATIENCE_S,  # a busy machine must not turn hits into misses
     }  # fmt: skip
     facts = {
         "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
@@ -216,7 +200,7 @@ def test_the_codec_sees_what_the_model_is(sglang: Any, daemon: Daemon, model: Pa
     with backend(sglang, daemon, model, pool) as ours:
         assert ours.batch_set_v1(keys(sglang, 1), indices(0)) == [True]
     with daemon.client() as client:
-        (info,) = [one for one in client.namespaces() if one.identity.model == model.name][-1:]
+        (info,) = [one for one in client.namespaces() if one.identity.weights == weights_digest(model)]
     identity = info.identity
     wanted = kv_layout(layers=LAYERS, kv_heads=HEADS, head_dim=HEAD_DIM, dtype=Dtype.BF16)
     assert (identity.layout, identity.page_format, identity.block_tokens) == (wanted, "canonical", PAGE)
@@ -225,10 +209,12 @@ def test_the_codec_sees_what_the_model_is(sglang: Any, daemon: Daemon, model: Pa
 
 
 @pytest.mark.model
-def test_pages_go_through_the_transform_codec(sglang: Any, folder: Path, smollm2: Path) -> None:
+def test_pages_go_through_the_transform_codec(
+    sglang: Any, folder: Path, smollm2: Path, profiles: Path
+) -> None:
     """A model's cache from a pool of one layout, packed by kvtc2, into a pool of another."""
     page, count = 64, 10
-    owner = new_daemon(folder / "codec", profiles=profile_of(smollm2), policy=KVTC2)
+    owner = new_daemon(folder / "codec", profiles=profiles, policy=KVTC2)
     words = AutoTokenizer.from_pretrained(smollm2)(TEXT.read_text()).input_ids[: page * count + 1]
     model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
     shape = {"dtype": torch.float32, "page": page, "layers": 30, "heads": 3, "head_dim": 64, "tokens": 1024}
@@ -264,35 +250,25 @@ def test_pages_go_through_the_transform_codec(sglang: Any, folder: Path, smollm2
     held = target.kv_buffer[:, :, : count * page].permute(0, 1, 3, 2, 4).unsqueeze(2)  # [2, L, 1, H, T, D]
     lossy = next_token(DynamicCache(list(zip(held[0].clone(), held[1].clone(), strict=True))))
 
-    ratio = count * page * 23_040 / packed["bytes"]
+    ratio = count * page * TOKEN_BYTES / packed["bytes"]
     print(f"KL of the next token {divergence(exact, lossy):.4f}; {ratio:.1f} times smaller than 16 bit")  # noqa: T201
     assert 0 < divergence(exact, lossy) <= 5 * BOUND  # one token; the bound is for the mean of many
     assert ratio > 4
 
 
 def test_prefix_keys_are_parents_and_positions(sglang: Any, folder: Path, model: Path) -> None:
-    given, told = keys(sglang, 5), []
-    owner = new_daemon(folder / "parents")
-
-    def listen() -> None:
-        with owner.client() as client:
-            told.extend(notice for notice in client.events() if notice.what is What.STORED)
-
-    with owner:
-        listener = threading.Thread(target=listen)
-        listener.start()
+    given = keys(sglang, 5)
+    with new_daemon(folder / "parents") as owner:
+        since = listen(owner)
         with backend(sglang, owner, model, keys_and_values(sglang, "page_first", seed=4)) as ours:
             info = sglang.storage.HiCacheStorageExtraInfo
             assert all(ours.batch_set_v1(given[:2], indices(0, 1), info(prefix_keys=[])))
             assert all(ours.batch_set_v1(given[1:4], indices(1, 2, 3), info(prefix_keys=given[:1])))
             assert all(ours.batch_set_v1(given[4:], indices(4), info(prefix_keys=None)))
-        with owner.client() as client:
-            client.flush(client.namespaces()[0].name)
-    listener.join()
+        told = {notice.key.hex(): notice for notice in stored(owner, since, len(given))}
 
-    stored: dict[str, Notice] = {notice.key.hex(): notice for notice in told}
-    assert [stored[key].first_token for key in given] == [0, 16, 32, 48, None]
-    parents = [stored[key].parent for key in given]
+    assert [told[key].first_token for key in given] == [0, 16, 32, 48, None]
+    parents = [told[key].parent for key in given]
     assert [parent.hex() if parent else None for parent in parents] == [None, *given[:3], None]
 
 
@@ -513,6 +489,7 @@ def test_injected_failures_cost_hits_and_nothing_else(
     source, target = (keys_and_values(sglang, "page_head", seed=seed) for seed in (1, None))
     with backend(sglang, daemon, model, source) as ours:
         assert type(ours).__name__ == "HiCacheStorageFailureInjector"
+        ours._thread_local.random = random.Random(1)  # of this thread, for both backends
         for number in range(12):
             given = keys(sglang, 2, seed=200 + number)
             while not all(ours.batch_set_v1(given, indices(2, 3))):
@@ -537,17 +514,14 @@ def test_a_daemon_that_is_away_comes_back_or_hangs(sglang: Any, folder: Path, mo
         assert ours.batch_exists(given) == 0
         assert ours.batch_set_v1(given, indices(0, 1, 2)) == [False] * 3
         with owner:
-            while not all(ours.batch_set_v1(given, indices(0, 1, 2))):
-                time.sleep(0.1)
-            with owner.client() as client:
-                client.flush(client.namespaces()[0].name)
+            until(lambda: all(ours.batch_set_v1(given, indices(0, 1, 2))))
+            settled(owner)
             owner.kill()
             assert ours.batch_exists(given) == 0
             assert ours.batch_get_v1(given, indices(0, 1, 2)) == [False] * 3
             owner.start()
             with backend(sglang, owner, model, target, timeout_seconds=5.0) as other:
-                while not all(other.batch_get_v1(given, indices(0, 1, 2))):
-                    time.sleep(0.1)
+                until(lambda: all(other.batch_get_v1(given, indices(0, 1, 2))))
                 assert block(target, 0) == block(source, 0)
                 os.kill(owner.pid, signal.SIGSTOP)
                 try:  # SGLang's ranks wait for each other: a call that hangs would hang them all
@@ -555,8 +529,7 @@ def test_a_daemon_that_is_away_comes_back_or_hangs(sglang: Any, folder: Path, mo
                     assert other.batch_exists(given) == 0
                 finally:
                     os.kill(owner.pid, signal.SIGCONT)
-                while not all(other.batch_get_v1(given, indices(0, 1, 2))):
-                    time.sleep(0.1)
+                until(lambda: all(other.batch_get_v1(given, indices(0, 1, 2))))
                 assert block(target, 2 * PAGE) == block(source, 2 * PAGE)
 
 

@@ -12,68 +12,65 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from daemons import until
+from support.patience import PATIENCE_S
+
 PROCESS = Path(__file__).parent / "vllm_process.py"
 START_S, ANSWER_S = 900.0, 600.0
-"""Minutes pass on a machine with much other work."""
+"""They end a hang; an engine takes minutes to start on a machine with much other work."""
 BLOCK, CHUNK = 32, 64
+PATIENT = {"retry_seconds": PATIENCE_S, "timeout_seconds": PATIENCE_S}
+"""A busy machine must not turn hits into misses."""
 
 
-def by_tier(ours: dict[str, Any], chunk: int, cpu_bytes: int) -> dict[str, Any]:
-    tier = {"type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier"} | ours
+def by_tier(socket: Path, *, chunk: int = CHUNK, memory: int = 64 << 20, **ours: Any) -> dict[str, Any]:
+    tier = {
+        "type": "KvtcdTier", "module_path": "kvtcd.integrations.vllm_tier", "socket": str(socket),
+    }  # fmt: skip
     return {
         "kv_connector": "OffloadingConnector",
         "kv_connector_extra_config": {
             "spec_name": "CpuTieringSpec", "spec_module_path": "vllm_cpu_tiering",
-            "cpu_bytes_to_use": cpu_bytes, "block_size": chunk, "secondary_tiers": [tier],
+            "cpu_bytes_to_use": memory, "block_size": chunk, "secondary_tiers": [tier | PATIENT | ours],
         },
     }  # fmt: skip
 
 
-def by_connector(ours: dict[str, Any], chunk: int, cpu_bytes: int) -> dict[str, Any]:
+def by_connector(socket: Path, *, chunk: int = CHUNK, memory: int = 64 << 20, **ours: Any) -> dict[str, Any]:
+    options = {"socket": str(socket), "chunk_tokens": chunk, "buffer_bytes": memory}
     return {
         "kv_connector": "KvtcdConnector",
         "kv_connector_module_path": "kvtcd.integrations.vllm_connector",
-        "kv_connector_extra_config": {"chunk_tokens": chunk, "buffer_bytes": cpu_bytes} | ours,
+        "kv_connector_extra_config": options | PATIENT | ours,
     }
 
 
-TRANSFERS = {"tier": by_tier, "connector": by_connector}
-"""Makes ``--kv-transfer-config`` of our JSON, tokens of a chunk and host memory to use."""
+WAYS = (by_tier, by_connector)
+"""Make ``--kv-transfer-config`` of a daemon's socket, tokens of a chunk, host memory and more of our JSON."""
+
+
+def environment() -> dict[str, str]:
+    """Return variables for an engine as a user starts it: its hashes hold in its next life without a seed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"} | {
+        "OMP_NUM_THREADS": "1"
+    }
 
 
 class Engine:
-    """One life of a vLLM engine that keeps its cache in a daemon.
+    """One life of a vLLM engine.
 
     Args:
         model: its folder.
-        socket: of the daemon.
         log: where vLLM writes.
-        way: ``tier``, below vLLM's offloading, or ``connector``.
-        ours: more of its JSON.
-        chunk: tokens of a chunk.
+        transfer: its ``--kv-transfer-config``.
         engine: further arguments of `vllm.LLM`.
     """
 
     def __init__(
-        self,
-        model: Path,
-        socket: Path,
-        log: Path,
-        *,
-        way: str = "tier",
-        dtype: str = "float32",
-        chunk: int = CHUNK,
-        ours: dict[str, Any] | None = None,
-        cpu_bytes: int = 64 << 20,
-        **engine: Any,
+        self, model: Path, log: Path, transfer: dict[str, Any], *, dtype: str = "float32", **engine: Any
     ) -> None:
-        said = {
-            "socket": str(socket),
-            "retry_seconds": 60.0, "timeout_seconds": 60.0,  # a busy machine must not turn hits into misses
-        } | (ours or {})  # fmt: skip
         self._settings = {
-            "model": str(model), "dtype": dtype, "block_size": BLOCK,
-            "transfer": TRANSFERS[way](said, chunk, cpu_bytes),
+            "model": str(model), "dtype": dtype, "block_size": BLOCK, "transfer": transfer,
         } | engine  # fmt: skip
         self._log = log
 
@@ -81,7 +78,7 @@ class Engine:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(PROCESS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,
+                text=True, env=environment(), start_new_session=True,
             )  # fmt: skip
         self._say(self._settings, START_S)
         return self
@@ -89,7 +86,7 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self._process.stdin.close()
         try:
-            code = self._process.wait(300)
+            code = self._process.wait(ANSWER_S)
         except subprocess.TimeoutExpired:
             self._kill()
             raise
@@ -122,7 +119,24 @@ class Engine:
 
     def forget(self) -> None:
         """Empty its own caches, so that only the daemon has anything."""
-        assert self._say({"do": "forget"}, ANSWER_S)
+        until(self._forgets)
+
+    def _forgets(self) -> bool:
+        emptied = self._say({"do": "forget"}, ANSWER_S)
+        if not emptied:
+            self.read([1], max_tokens=1)  # it learns in a step that what it stored has left its pages
+        return emptied
+
+    def finds_again(self, tokens: list[int], wanted: list[int]) -> None:
+        """Read, right each time, until all chunks of a prompt come from the daemon: it is found by itself."""
+
+        def finds() -> bool:
+            self.forget()
+            back = self.read(tokens)
+            assert back["tokens"] == wanted
+            return back["cached"] == len(tokens) // CHUNK * CHUNK
+
+        until(finds, self.chunks)
 
     def chunks(self) -> dict[str, float]:
         """Return what became of chunks so far."""
