@@ -39,7 +39,7 @@ class Feed:
         self._boot_id = boot_id
         self._ring: deque[Notice] = deque(maxlen=size)
         self._end = 0
-        """Number of the next notice."""
+        """Notices so far."""
         self._news = asyncio.Event()
         self.listeners = 0
         self.closed = False
@@ -60,12 +60,12 @@ class Feed:
         self._news = asyncio.Event()
 
     def place(self, last_id: str | None) -> int:
-        """Return the number to go on from after the notice of an id: -1 if that is not known any more."""
+        """Return how many notices came up to that of an id: -1 if that is not known any more."""
         if last_id is None:
             return self._end
         boot_id, _, number = last_id.rpartition("-")
-        known = boot_id == self._boot_id and _NUMBER.fullmatch(number) and int(number) < self._end
-        return int(number) + 1 if known else -1
+        known = boot_id == self._boot_id and _NUMBER.fullmatch(number) and int(number) <= self._end
+        return int(number) if known else -1
 
     def after(self, place: int) -> tuple[list[Notice], int]:
         """Return some notices from a place on, each with its id, and the place to go on from.
@@ -74,13 +74,13 @@ class Feed:
         """
         begin = self._end - len(self._ring)
         if place < begin:
-            return [Notice(What.OVERFLOW, self._id(self._end - 1))], self._end
+            return [Notice(What.OVERFLOW, self._id(self._end))], self._end
         found = islice(self._ring, place - begin, place - begin + _PART)
-        notices = [replace(notice, id=self._id(number)) for number, notice in enumerate(found, place)]
+        notices = [replace(notice, id=self._id(number)) for number, notice in enumerate(found, place + 1)]
         return notices, place + len(notices)
 
-    def _id(self, number: int) -> str:
-        return f"{self._boot_id}-{max(number, 0)}"
+    def _id(self, place: int) -> str:
+        return f"{self._boot_id}-{place}"
 
     async def news(self, seconds: float) -> None:
         """Return when there is something new, and after `seconds` at the latest."""
