@@ -31,7 +31,7 @@ from kvtcd.lab.figures import write_json
 
 MIB = 1 << 20
 _TOKENS = 256
-_AT_ONCE = 64
+_AT_ONCE = 256
 """MiB moved in one timing, so that small blocks are timed by many."""
 _POLICY = """\
 [codec]

@@ -37,9 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder whose path is short enough for a socket's."""
+    """A folder whose path is short enough for a socket's; how its logs end is shown where a test fails."""
     with tempfile.TemporaryDirectory(prefix="kvtcd-") as name:
         yield Path(name)
+        for log in sorted(Path(name).glob("*.log")):
+            print(f"{log.name}:", *log.read_text(errors="replace").splitlines()[-40:], sep="\n")  # noqa: T201
 
 
 @pytest.fixture

@@ -127,12 +127,12 @@ class Engine:
             self.read([1], max_tokens=1)  # it learns in a step that what it stored has left its pages
         return emptied
 
-    def finds_again(self, tokens: list[int], wanted: list[int]) -> None:
+    def finds_again(self, tokens: list[int], wanted: list[int], **options: Any) -> None:
         """Read, right each time, until all chunks of a prompt come from the daemon: it is found by itself."""
 
         def finds() -> bool:
             self.forget()
-            back = self.read(tokens)
+            back = self.read(tokens, **options)
             assert back["tokens"] == wanted
             return back["cached"] == len(tokens) // CHUNK * CHUNK
 
