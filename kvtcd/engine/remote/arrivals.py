@@ -104,7 +104,7 @@ class Arrivals:
             return fig.MISS
         self._figures.bytes.labels("in").inc(len(data))
         try:
-            arrived = await self._lane.run(parcels.arriving, data, key, namespace, tenant, generation)
+            arrived = parcels.opened(data, key, namespace, tenant, generation)
         except Corrupt as error:
             self._refuse(name, namespace, key, error)
             return fig.REFUSED
@@ -113,7 +113,11 @@ class Arrivals:
             self._presence.note(name, there=False)  # its time is over, or it was deleted or purged meanwhile
             return fig.MISS
         self._presence.note(name, there=True)
-        return fig.HIT if await self._settle_in(namespace, key, *arrived) else fig.FAILED
+        try:
+            return fig.HIT if await self._settle_in(namespace, key, *arrived) else fig.FAILED
+        except Corrupt as error:
+            self._refuse(name, namespace, key, error)
+            return fig.REFUSED
 
     def _together(self, namespace: Namespace) -> Turns[bytes | None]:
         """Return what asks for blocks of this size."""
@@ -140,9 +144,13 @@ class Arrivals:
     async def _settle_in(
         self, namespace: Namespace, key: RecordKey, record: Record, envelope: Envelope
     ) -> bool:
-        """Put a record into host memory as the packed copy of a new block; tell whether it is here."""
-        blob, sealed = record.bytes, record.envelope
-        origin = Origin.of(namespace, envelope, sealed)
+        """Put a record into host memory as the packed copy of a new block; tell whether it is here.
+
+        Raises:
+            Corrupt: its blob is not the one that was sealed.
+        """
+        blob, tenant = record.bytes, self._registry.tenants[namespace.tenant]
+        origin = Origin.of(namespace, envelope, record.envelope)
         expires = envelope.expires
         ttl = None if expires is None else max(1, (expires - time.time_ns() // 1_000_000) // 1000)
 
@@ -164,7 +172,8 @@ class Arrivals:
         if reason is not None:
             return reason is Reason.DUPLICATE
         try:
-            await self._lane.run(parcels.lay, record, self._memory.pieces(key, Form.PACKED))
+            pieces = self._memory.pieces(key, Form.PACKED)
+            await self._lane.run(parcels.lay, record, envelope, tenant, pieces)
         except BaseException:
             self._driver.tell(ev.Abandoned(key, Place.PACKED))
             raise

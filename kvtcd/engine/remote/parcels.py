@@ -1,4 +1,4 @@
-"""A record on its way to another host and back. Every function here runs on a lane, none on the loop."""
+"""A record on its way to another host and back. What touches its blob runs on a lane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtcd.core import cipher
 from kvtcd.core import record as records
-from kvtcd.core.errors import BadField, WrongRecord
+from kvtcd.core.errors import BadField, Truncated, WrongRecord
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.record import Envelope
 from kvtcd.core.remote import names
@@ -39,13 +39,15 @@ def leaving(record: Record, key: RecordKey, tenant: Tenant, generation: int, *, 
     return names.join(sealed, blob)
 
 
-def arriving(
+def opened(
     data: bytes, key: RecordKey, namespace: Namespace, tenant: Tenant, generation: int
 ) -> tuple[Record, Envelope] | None:
-    """Check every byte of what a store had under the name of a record; None if its time is over.
+    """Check the envelope of what a store had under the name of a record; None if its time is over.
+
+    That takes microseconds, and so may be done on the loop; `lay` checks the blob.
 
     Returns:
-        the record as it may lie in the tiers of this daemon, and what its envelope says.
+        the record with an envelope for the tiers of this daemon, and what its own one says.
 
     Raises:
         Corrupt: it is no record of this key, namespace and generation that a daemon with our keys made.
@@ -54,22 +56,24 @@ def arriving(
     envelope = records.open_envelope(tenant.keys, key, sealed)
     if envelope.namespace != namespace.digest or envelope.generation != generation:
         raise WrongRecord("envelope", "is intact, but of a generation that was purged")
-    records.check_blob(tenant.keys, envelope, blob)
-    identity = namespace.identity
-    if envelope.tokens != identity.block_tokens or envelope.raw_bytes != identity.layout.nbytes(
-        envelope.tokens
-    ):
-        raise BadField(
-            "envelope", f"{envelope.tokens} tokens in {envelope.raw_bytes} bytes: no block of its namespace"
-        )
+    if len(blob) != envelope.blob_bytes:
+        raise Truncated("record", f"{len(blob)} bytes of {envelope.blob_bytes}")
+    identity, tokens, nbytes = namespace.identity, envelope.tokens, envelope.raw_bytes
+    if tokens != identity.block_tokens or nbytes != identity.layout.nbytes(tokens):
+        raise BadField("envelope", f"{tokens} tokens in {nbytes} bytes: no full block of its namespace")
     if envelope.expires is not None and envelope.expires <= time.time_ns() // 1_000_000:
         return None
     here = replace(envelope, generation=namespace.generation)
-    return Record(records.seal(tenant.keys, here), np.frombuffer(blob, dtype=np.uint8)), here
+    return Record(records.seal(tenant.keys, here), np.frombuffer(blob, dtype=np.uint8)), envelope
 
 
-def lay(record: Record, pieces: Sequence[Bytes]) -> None:
-    """Copy a blob into host memory."""
+def lay(record: Record, envelope: Envelope, tenant: Tenant, pieces: Sequence[Bytes]) -> None:
+    """Check every byte of a blob, and copy it into host memory.
+
+    Raises:
+        Corrupt: it is not the one that was sealed.
+    """
+    records.check_blob(tenant.keys, envelope, record.bytes)
     start = 0
     whole = np.frombuffer(record.bytes, dtype=np.uint8)
     for piece in pieces:
