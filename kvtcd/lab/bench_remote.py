@@ -165,6 +165,7 @@ class _Bench:
         catalog = Catalog(
             shelves(policy, sightings, host=memory.capacity, granule=GRANULE), lambda raw: raw, sightings
         )
+        memory.slab[:] = 0  # as in a daemon that has run for a while, no page is new
         self._stages = on_threads()
         mover = Mover(
             memory=memory, put_record=Put, stages=self._stages, scratch=HeapScratch, metrics=metrics,

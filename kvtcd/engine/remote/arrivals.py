@@ -29,12 +29,14 @@ from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.turns import Turns
 from kvtcd.engine.steps import Origin, Record
 
-TOGETHER, CALLS = 8, 2
+TOGETHER, CALLS = 4, 2
 """Blocks of one call, and calls under way."""
 AT_ONCE = 2 * CALLS * TOGETHER
 """Blocks on their way here: as many are checked, or wait, as are fetched."""
 ROOM_S = 10.0
 """Seconds that a block which has arrived waits for room in host memory."""
+AT_HAND = 1 << 20
+"""Bytes of a blob that is checked and copied on the loop, in .2 ms: a change of threads takes longer."""
 _SLACK = 1 << 20
 """Bytes that a blob may have beyond those of its block."""
 _log = logging.getLogger(__name__)
@@ -173,7 +175,10 @@ class Arrivals:
             return reason is Reason.DUPLICATE
         try:
             pieces = self._memory.pieces(key, Form.PACKED)
-            await self._lane.run(parcels.lay, record, envelope, tenant, pieces)
+            if len(blob) <= AT_HAND:
+                parcels.lay(record, envelope, tenant, pieces)
+            else:
+                await self._lane.run(parcels.lay, record, envelope, tenant, pieces)
         except BaseException:
             self._driver.tell(ev.Abandoned(key, Place.PACKED))
             raise
