@@ -25,8 +25,11 @@ test: $(VENV)/.installed
 	$(BIN)/pytest $(GATE)
 
 # The same against real serving frameworks, in an environment of their own (4 GB, some minutes the first time).
+# Inside an engine a lookup has a deadline and then is a miss, which a machine that stands still for a moment makes of a hit:
+# what fails is run once more, both runs are shown, and what fails again has failed.
 test-peers: $(PEERS)/.installed
-	$(PEERS)/bin/python -m pytest $(GATE) tests/peers
+	$(PEERS)/bin/python -m pytest $(GATE) tests/peers || \
+	{ test $$? -eq 1 && $(PEERS)/bin/python -m pytest $(GATE) --last-failed tests/peers; }
 
 # The fast lane: the same without what needs a real model or more than a few seconds.
 check: $(VENV)/.installed
