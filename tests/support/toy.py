@@ -64,6 +64,11 @@ IDENTITY = Identity(
 BLOCK_BYTES = LAYOUT.nbytes(BLOCK_TOKENS)
 
 
+def patient(**changes: object) -> Settings:
+    """Return settings of a remote tier by which nothing depends on how fast the machine is."""
+    return Settings(**({"timeout": PATIENCE_S, "look_s": PATIENCE_S, "absent_s": PATIENCE_S} | changes))
+
+
 def soon(seconds: float = PATIENCE_S) -> float:
     """Return a deadline: a time of the running loop's clock."""
     return asyncio.get_running_loop().time() + seconds
@@ -225,7 +230,7 @@ async def toy_service(
     if remote is not None:
         kept = await asyncio.to_thread(state.remote)
         tier = remote_tier(
-            remote, settings or Settings(look_s=PATIENCE_S), driver=driver, memory=memory, registry=registry,
+            remote, settings or patient(), driver=driver, memory=memory, registry=registry,
             metrics=metrics, profiles=shelf or ProfileFolder(path / "profiles"),
             derive=lambda tenant: TenantKeys.derive(master, tenant),
             ledger=Ledger.from_bytes(kept) if kept else Ledger(), save=state.note_remote, luck=lambda: 0.5,
