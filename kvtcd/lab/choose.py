@@ -8,6 +8,7 @@ stream, half of the squared error under the sensitivities of the profile, is kep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -147,8 +148,8 @@ def stands(asked: Sequence[Spec], ratios: Sequence[float], profile: Profile) -> 
         else:
             curve = profile.curve if spec.name == "kvtc2" else None
             most = (curve.points[0].ratio, curve.points[-1].ratio) if curve else (1.0, 1e4)
-            near = {ratio * finer for ratio in ratios for finer in _FINER}
-            found += [replace(spec, dial=ratio) for ratio in sorted(near) if most[0] < ratio < most[1]]
+            near = {ratio * finer for ratio in ratios for finer in _FINER} | {math.ceil(most[0])}
+            found += [replace(spec, dial=ratio) for ratio in sorted(near) if most[0] <= ratio <= most[1]]
     return list(dict.fromkeys(found))
 
 

@@ -20,7 +20,7 @@ from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import choose as module
 from kvtcd.lab import models
-from kvtcd.lab.choose import ALLOWED, Sample, choose, eligible, weighted_errors
+from kvtcd.lab.choose import ALLOWED, Sample, choose, eligible, stands, weighted_errors
 from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
 from kvtcd.lab.evaluate import Block, Size, decode, encode, size
 
@@ -135,6 +135,17 @@ def test_the_finest_stand_that_is_small_enough_is_looked_at(tmp_path):
     assert {str(spec) for spec in found[4.0]} == {"tq:3"}
     with pytest.raises(ConfigError, match="at a ratio of 200"):
         eligible(codecs, blocks, world.identity, (200.0,))
+
+
+def test_where_a_curve_begins_above_a_ratio_its_beginning_is_measured():
+    """What stores less than asked is better still, if it has less divergence."""
+    profile = World(kv()).profile()[0]
+    first = profile.curve.points[0].ratio
+    asked = [Spec("kvtc2"), Spec("kvtc"), Spec("cachegen")]
+    found = stands(asked, (first / 4,), profile)
+    assert [spec.dial for spec in found if spec.name == "kvtc2"] == [first]
+    assert [spec.dial for spec in found if spec.name == "kvtc"] == [4, 8]
+    assert [spec.dial for spec in found if spec.name == "cachegen"] == [1, 2, 3]
 
 
 def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch):
