@@ -3,7 +3,7 @@
 The checks are those of `kvtcd validate`, on live blocks: energy about the mean of calibration, what its first
 components miss of it, and tails of each coordinate about its own mean. One block in `EVERY` is looked at, and
 of that `ROWS` rows, so that all of it takes at most a few hundredths of the products of packing; what is kept
-are sums, five numbers for each feature. After `BLOCKS` blocks the window is judged (`core.drift`).
+are sums, four numbers for each feature. After `BLOCKS` blocks the window is judged (`core.drift`).
 """
 
 from __future__ import annotations
