@@ -111,3 +111,17 @@ async def test_without_a_daemon_the_command_fails(tmp_path, capsys):
         await asyncio.to_thread(cli.app, ["doctor", str(tmp_path / "nobody")])
     assert ended.value.code == 1
     assert "no daemon answers" in " ".join(capsys.readouterr().out.split())
+
+
+async def test_a_shared_store_that_is_away_or_full_of_foreign_things_is_noted() -> None:
+    names = ["queue_blocks", "written", "there", "dropped", "hits", "misses", "refused", "failed", "pending"]
+    quiet = {"breaker": "closed"} | dict.fromkeys(names, 0)
+    well = doctor._remote(quiet | {"hits": 12})
+    away = doctor._remote(quiet | {"breaker": "open", "pending": 1})
+    planted = doctor._remote(quiet | {"refused": 3})
+
+    assert (well.state, away.state, planted.state) == ("ok", "note", "note")
+    assert "12 hits" in well.said
+    assert "breaker open" in away.said
+    assert "1 purges or deletes are still to be done there" in away.said
+    assert "3 objects there were no records of ours" in planted.said
