@@ -75,7 +75,7 @@ class Blocks:
             raise Stopping
         batch = Batch(
             self._driver, self._memory, self._registry, namespace=namespace, salt=salt, deadline=deadline,
-            durable=durable, recorder=self._recorder,
+            metrics=self._metrics, durable=durable, recorder=self._recorder,
         )  # fmt: skip
         try:
             yield batch
@@ -184,11 +184,13 @@ class Blocks:
             await self._errands.finish("delete", self._tenancy.delete(known, owner))
             return len(known)
         away = sum(remote.has(namespace, key) for key in {*record_keys} - {*known})
-        there = self._errands.start(
-            "delete", remote.forget(namespace, record_keys)
-        )  # served no more from now on
-        await self._errands.finish("delete", self._tenancy.delete(known, owner))
-        await asyncio.shield(there)
+
+        async def everywhere() -> None:
+            # Served no more from now on; and once more, when no move is under way that could offer one.
+            await asyncio.gather(remote.forget(namespace, record_keys), self._tenancy.delete(known, owner))
+            await remote.forget(namespace, known)
+
+        await self._errands.finish("delete", everywhere())
         return len(known) + away
 
     async def flush(

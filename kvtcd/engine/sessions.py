@@ -13,9 +13,10 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import BadRequest, BlockMismatch, Busy, DeadlineExceeded, UnknownNamespace
 from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain_root
-from kvtcd.core.messages import BlockHead, BlockResult
+from kvtcd.core.messages import BlockHead, BlockResult, Outcome
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
+from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import Bytes, Memory
 from kvtcd.engine.recorder import Line, Recorder
@@ -118,10 +119,11 @@ class Batch:
         namespace: Namespace,
         salt: bytes,
         deadline: float,
+        metrics: Metrics,
         durable: bool = False,
         recorder: Recorder | None = None,
     ) -> None:
-        self._recorder = recorder
+        self._recorder, self._metrics = recorder, metrics
         self._driver, self._memory, self._registry = driver, memory, registry
         self._durable = durable
         self._namespace, self._salt = namespace, salt
@@ -203,10 +205,10 @@ class Batch:
 
     def _refused(self, key: EngineKey, record_key: RecordKey, reason: Reason) -> None:
         if reason is Reason.DUPLICATE:
-            self._results.append(BlockResult(key, "duplicate"))
+            self._told(key, "duplicate")
             self._held.append((key, record_key))
         else:
-            self._results.append(BlockResult(key, "dropped", reason))
+            self._told(key, "dropped", reason)
 
     def _publish(self) -> None:
         """Make the finished blocks readable."""
@@ -214,7 +216,7 @@ class Batch:
         self._open = [slot for slot in self._open if slot.remaining]
         for slot in finished:
             self._driver.tell(ev.Filled(slot.record_key))
-            self._results.append(BlockResult(slot.key, "stored"))
+            self._told(slot.key, "stored")
             self._held.append((slot.key, slot.record_key))
 
     async def commit(self) -> list[BlockResult]:
@@ -243,8 +245,12 @@ class Batch:
     def _drop(self, slots: list[Slot], reason: str) -> None:
         for slot in slots:
             self._driver.tell(ev.Abandoned(slot.record_key))
-            self._results.append(BlockResult(slot.key, "dropped", reason))
+            self._told(slot.key, "dropped", reason)
         self._open = [slot for slot in self._open if slot not in slots]
+
+    def _told(self, key: EngineKey, outcome: Outcome, reason: str | None = None) -> None:
+        self._metrics.puts.labels(outcome).inc()
+        self._results.append(BlockResult(key, outcome, reason))
 
     def _check(self, head: BlockHead, nbytes: int) -> None:
         identity = self._namespace.identity

@@ -15,7 +15,8 @@ from support.crash.zygote import Zygote
 from support.records import keys_in
 
 from kvtcd.core.errors import Corrupt, StoreFailed, StoreFull, TooLarge, Unavailable
-from kvtcd.tiers.disk import CHUNK_BYTES, PAGE, Environment, Put, footprint, opening
+from kvtcd.tiers.disk import CHUNK_BYTES, PAGE, Environment, Put, directories, footprint, opening
+from kvtcd.tiers.disk.inspection import Condition, write_condition
 
 MIB = 1 << 20
 
@@ -297,6 +298,27 @@ def test_where_even_that_fails_the_environment_is_out_of_use_and_empty_at_the_ne
 
 def _no_room(*_):
     raise StoreFull("rewrite", "ENOSPC")
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_file_that_cannot_be_opened_for_now_is_there_when_it_can(environment, monkeypatch, clean):
+    """A permission that is missing ends the opening, not the process: nothing speaks against the file."""
+    environment.write([Put(key_of(0), b"", b"kept")], [])
+    environment.close()
+    if not clean:
+        write_condition(directories.current(environment.path), Condition.OPEN)
+
+    def refused(*_, **__):
+        raise StoreFailed("open", "EACCES")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(opening, "Generation", refused)
+        for _ in range(3):
+            with pytest.raises(StoreFailed, match="EACCES"):
+                Environment(environment.path, quota=environment.quota)
+    again = Environment(environment.path, quota=environment.quota)
+    assert (again.quarantined, again.recovered, keys_in(again)) == (False, not clean, [key_of(0)])
+    again.close()
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "extra", "header", "short header", "magic"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvtcd.core.errors import StoreFull
+from kvtcd.core.errors import StoreFailed, StoreFull
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import directories
 from kvtcd.tiers.disk.faults import Damaged
@@ -64,17 +64,23 @@ def open_sound(path: Path, quota: int) -> Generation:
     """Check a generation as its condition demands, and open it.
 
     The marker says `opening` meanwhile: if the file ends the process all the same, the next start verifies it
-    in full, and the one after that sets it aside. (One interrupted opening is more often a kill.)
+    in full, and the one after that sets it aside. (One interrupted opening is more often a kill.) What the
+    process outlives, a permission that is missing say, leaves the condition as it was.
 
     Raises:
         Damaged: it must be set aside.
+        StoreFailed: it cannot be opened now.
     """
     condition = read_condition(path)
     if why := fault(path, condition):
         raise Damaged("open", why)
     again = condition is Condition.OPENING
     write_condition(path, Condition.REOPENING if again else Condition.OPENING)
-    generation = Generation(path, quota=quota)
+    try:
+        generation = Generation(path, quota=quota)
+    except StoreFailed:
+        write_condition(path, condition)
+        raise
     write_condition(path, Condition.OPEN)
     return generation
 
