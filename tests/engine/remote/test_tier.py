@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -338,3 +339,31 @@ async def test_listeners_are_told_of_what_the_store_has_and_of_what_came_from_it
 
     assert (notices[0].what, set(moved)) == (What.STORED, {Tier.DISK, Tier.REMOTE})
     assert (remote.key, remote.namespace, remote.tokens) == (key(1), "n", BLOCK_TOKENS)
+
+
+async def test_a_block_that_is_deleted_while_it_is_packed_does_not_come_back_from_the_store(tmp_path) -> None:
+    shared, packing = FakeStore(), threading.Event()
+    async with host(tmp_path, shared) as (toy, ns):
+        codec = toy.codecs[0]
+        analyze = codec.analyze
+
+        def noted(*block, **options):
+            packing.set()
+            return analyze(*block, **options)
+
+        codec.analyze = noted
+        codec.gate.clear()
+        async with toy.service.blocks.batch(ns, b"", soon()) as batch:
+            slot = await batch.reserve(BlockHead(key(1), BLOCK_TOKENS, first_token=0), BLOCK_BYTES)
+            slot.write(memoryview(block(1)))
+            await batch.commit()
+        await until(packing.is_set)
+        deleting = asyncio.create_task(toy.service.blocks.delete(ns, [key(1)], b""))
+        await until(lambda: shared.calls["delete"] > 0)
+        codec.gate.set()
+        await deleting
+        await store(toy, ns, [2])
+        await written(toy, 1)
+        assert await tiers(toy, ns, [1]) == [None]
+
+    assert len(shared.records()) == 1, "the other one alone, also once all that waited was written"
