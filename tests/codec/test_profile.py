@@ -139,8 +139,8 @@ def test_the_helper_changes_nothing_by_itself(made, tmp_path):
 
 def test_a_later_format_is_refused_as_such(made, tmp_path):
     path = tmp_path / "p.safetensors"
-    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(format=3)))
-    with pytest.raises(BadVersion, match="format 3"):
+    path.write_bytes(rewritten(made[1], meta=lambda m: m.update(format=4)))
+    with pytest.raises(BadVersion, match="format 4"):
         load(path)
 
 
