@@ -16,46 +16,48 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.puts = self._counter("puts", "Blocks offered, by outcome", "outcome")
-        self.gets = self._counter("gets", "Blocks asked for, by where they were found", "found")
-        self.moves = self._counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
-        self.lost = self._counter("lost", "Blocks that left the cache, by reason", "reason")
-        self.dropped = self._counter(
+        self.puts = self.counter("puts", "Blocks offered, by outcome", "outcome")
+        self.gets = self.counter("gets", "Blocks asked for, by where they were found", "found")
+        self.moves = self.counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
+        self.lost = self.counter("lost", "Blocks that left the cache, by reason", "reason")
+        self.dropped = self.counter(
             "dropped_copies", "Copies that were let go, by place and reason", "place", "reason"
         )
-        self.packed = self._counter("packed_blocks", "Blocks packed, by the codec used", "codec")
-        self.lossless_because = self._counter(
+        self.packed = self.counter("packed_blocks", "Blocks packed, by the codec used", "codec")
+        self.lossless_because = self.counter(
             "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks", "reason"
         )
-        self.unprofiled = self._counter(
+        self.unprofiled = self.counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
         )
-        self.drifts = self._counter(
+        self.drifts = self.counter(
             "drifts", "Times that blocks of a namespace became unlike calibration, or like it", "state"
         )
-        self.drifting = self._of_namespaces("drifting", "Whether blocks are unlike calibration")
-        self.watched = self._of_namespaces("watched_blocks", "Blocks that were compared with calibration")
-        self.drift = Gauge(
-            "kvtcd_namespace_drift",
-            "Of the last sampled blocks, over calibration: energy, what its basis misses; kurtosis",
-            ["namespace", "stream", "figure"],
-            registry=self.registry,
+        self.drifting = self.gauge("namespace_drifting", "Whether blocks are unlike calibration", "namespace")
+        self.watched = self.gauge(
+            "namespace_watched_blocks", "Blocks that were compared with calibration", "namespace"
         )
-        self.raw_bytes = self._counter("packed_raw_bytes", "Raw bytes of the blocks packed")
-        self.blob_bytes = self._counter("packed_blob_bytes", "Bytes of the blobs they became")
-        self.warmed = self._counter("warmed_blocks", "Blocks brought up after a start because they were hot")
-        self.damaged = self._counter("damaged_records", "Records refused by their checks", "error")
-        self.foreign = self._counter("foreign_records", "Records on disk that belong to nothing known")
-        self.internal_errors = self._counter(
+        self.drift = self.gauge(
+            "namespace_drift",
+            "Of the last sampled blocks, over calibration: energy, what its basis misses; kurtosis",
+            "namespace",
+            "stream",
+            "figure",
+        )
+        self.raw_bytes = self.counter("packed_raw_bytes", "Raw bytes of the blocks packed")
+        self.blob_bytes = self.counter("packed_blob_bytes", "Bytes of the blobs they became")
+        self.warmed = self.counter("warmed_blocks", "Blocks brought up after a start because they were hot")
+        self.damaged = self.counter("damaged_records", "Records refused by their checks", "error")
+        self.foreign = self.counter("foreign_records", "Records on disk that belong to nothing known")
+        self.internal_errors = self.counter(
             "internal_errors", "Unexpected failures in the background", "where"
         )
-        self.disk_full = self._counter("disk_full", "Blocks that a disk refused because it was full")
-        self.withheld = Gauge(
-            "kvtcd_disk_withheld_bytes",
+        self.disk_full = self.counter("disk_full", "Blocks that a disk refused because it was full")
+        self.withheld = self.gauge(
+            "disk_withheld_bytes",
             "Bytes of the disk tier that full disks do not hold, and that are not counted on until they do",
-            registry=self.registry,
         )
-        self.quarantined = self._counter("quarantined_environments", "Disk environments set aside as damaged")
+        self.quarantined = self.counter("quarantined_environments", "Disk environments set aside as damaged")
         self.stage_seconds = Histogram(
             "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],
             buckets=SECONDS, registry=self.registry,
@@ -64,56 +66,45 @@ class Metrics:
             "kvtcd_loop_lag_seconds", "How late the event loop was with what was due, looked at each second",
             buckets=SECONDS, registry=self.registry,
         )  # fmt: skip
-        self.oldest_reader = Gauge(
-            "kvtcd_oldest_reader_seconds", "For how long the oldest reader has held its block in host memory",
-            registry=self.registry,
-        )  # fmt: skip
-        self.notices = self._counter("notices", "Notices to listeners, by kind", "what")
-        self.overflows = self._counter("notice_overflows", "Times that a listener was too slow")
-        self.kv_events = self._counter("kv_events", "KV events that were published, by type", "type")
-        self.untold = self._counter(
+        self.oldest_reader = self.gauge(
+            "oldest_reader_seconds", "For how long the oldest reader has held its block in host memory"
+        )
+        self.notices = self.counter("notices", "Notices to listeners, by kind", "what")
+        self.overflows = self.counter("notice_overflows", "Times that a listener was too slow")
+        self.kv_events = self.counter("kv_events", "KV events that were published, by type", "type")
+        self.untold = self.counter(
             "kv_events_untold", "Notices that are no KV event, such as copies on a GPU"
         )
-        self.recorded = self._counter("recorded_lines", "Lines of the recording that were written")
-        self.unrecorded = self._counter("unrecorded_lines", "Lines of the recording that were left out")
-        self.certificate_ends = Gauge(
-            "kvtcd_certificate_ends_seconds",
-            "Unix time at which the certificate of TCP ends, 0 without TLS",
-            registry=self.registry,
+        self.recorded = self.counter("recorded_lines", "Lines of the recording that were written")
+        self.unrecorded = self.counter("unrecorded_lines", "Lines of the recording that were left out")
+        self.certificate_ends = self.gauge(
+            "certificate_ends_seconds", "Unix time at which the certificate of TCP ends, 0 without TLS"
         )
-        self.leases = Gauge("kvtcd_leases", "Leases that are held", registry=self.registry)
-        self.listeners = Gauge("kvtcd_listeners", "Listeners to notices", registry=self.registry)
-        self.regions = Gauge(
-            "kvtcd_regions", "Memory that clients share, by kind", ["kind"], registry=self.registry
-        )
-        self.region_bytes = Gauge(
-            "kvtcd_region_bytes", "Bytes of memory that clients share", ["kind"], registry=self.registry
-        )
-        self.unshared = self._counter(
+        self.leases = self.gauge("leases", "Leases that are held")
+        self.listeners = self.gauge("listeners", "Listeners to notices")
+        self.regions = self.gauge("regions", "Memory that clients share, by kind", "kind")
+        self.region_bytes = self.gauge("region_bytes", "Bytes of memory that clients share", "kind")
+        self.unshared = self.counter(
             "refused_regions", "Memory that clients offered and that was not taken", "kind", "reason"
         )
-        self.devices_failed = self._counter(
+        self.devices_failed = self.counter(
             "failed_devices", "GPUs that failed under the memory of clients that was open on them"
         )
-        self.used = Gauge("kvtcd_used_bytes", "Bytes in use", ["tier"], registry=self.registry)
-        self.capacity = Gauge("kvtcd_capacity_bytes", "Bytes at most", ["tier"], registry=self.registry)
-        self.pinned = Gauge(
-            "kvtcd_host_pinned",
-            "Whether a GPU copies from and to host memory on its own",
-            registry=self.registry,
-        )
-        self.tier_blocks = Gauge(
-            "kvtcd_tier_blocks", "Blocks that can be read from each tier", ["tier"], registry=self.registry
-        )
-        self.blocks = Gauge("kvtcd_blocks", "Blocks that can be served", registry=self.registry)
-        self.waiting = Gauge("kvtcd_waiting", "Requests that wait for room or a move", registry=self.registry)
-        self.queue = Gauge("kvtcd_lane_pending", "Calls on each lane", ["lane"], registry=self.registry)
+        self.used = self.gauge("used_bytes", "Bytes in use", "tier")
+        self.capacity = self.gauge("capacity_bytes", "Bytes at most", "tier")
+        self.pinned = self.gauge("host_pinned", "Whether a GPU copies from and to host memory on its own")
+        self.tier_blocks = self.gauge("tier_blocks", "Blocks that can be read from each tier", "tier")
+        self.blocks = self.gauge("blocks", "Blocks that can be served")
+        self.waiting = self.gauge("waiting", "Requests that wait for room or a move")
+        self.queue = self.gauge("lane_pending", "Calls on each lane", "lane")
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Return a new counter with these labels; the name goes behind that of the program."""
         return Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
 
-    def _of_namespaces(self, name: str, text: str) -> Gauge:
-        return Gauge(f"kvtcd_namespace_{name}", text, ["namespace"], registry=self.registry)
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Return a new gauge; see `counter`."""
+        return Gauge(f"kvtcd_{name}", text, labels, registry=self.registry)
 
     def moved(self, source: Place, target: Place, outcome: Reason | None) -> None:
         """Note the end of a move; `outcome` None is success."""

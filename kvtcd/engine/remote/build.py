@@ -73,7 +73,7 @@ def remote_tier(
         save: makes it durable.
         luck: returns a number of [0, 1).
     """
-    figures, lane, errands = Figures(metrics.registry), Lane("remote"), Errands(metrics)
+    figures, lane, errands = Figures(metrics), Lane("remote"), Errands(metrics)
     caller = Caller(store, Breaker(time.monotonic, luck), figures, timeout=settings.timeout, luck=luck)
     presence = Presence(
         time.monotonic, present_s=settings.present_s, absent_s=settings.absent_s, capacity=REMEMBERED

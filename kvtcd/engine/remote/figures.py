@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Counter
 
 from kvtcd.core.remote.breaker import BreakerState
+from kvtcd.engine.metrics import Metrics
 
 STORED, THERE, FAILED, UNWANTED = "stored", "there", "failed", "unwanted"
 HIT, MISS, REFUSED = "hit", "miss", "refused"
@@ -14,43 +15,27 @@ class Figures:
     """Counters and gauges, for `/metrics` and for who asks how the tier is.
 
     Args:
-        registry: of the daemon's metrics.
+        metrics: of the daemon.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.offers = Counter(
-            "kvtcd_remote_offers", "Blocks offered to the queue, by what became of them", ["outcome"],
-            registry=registry,
-        )  # fmt: skip
-        self.puts = Counter(
-            "kvtcd_remote_puts", "Blocks that left the queue, by outcome", ["outcome"], registry=registry
+    def __init__(self, metrics: Metrics) -> None:
+        self.offers = metrics.counter(
+            "remote_offers", "Blocks offered to the queue, by what became of them", "outcome"
         )
-        self.gets = Counter(
-            "kvtcd_remote_gets", "Blocks asked for, by outcome", ["outcome"], registry=registry
+        self.puts = metrics.counter("remote_puts", "Blocks that left the queue, by outcome", "outcome")
+        self.gets = metrics.counter("remote_gets", "Blocks asked for, by outcome", "outcome")
+        self.refused = metrics.counter("remote_refused", "Objects refused by their checks", "error")
+        self.failures = metrics.counter(
+            "remote_failures", "Calls of the store that failed, by call and cause", "call", "cause"
         )
-        self.refused = Counter(
-            "kvtcd_remote_refused", "Objects refused by their checks", ["error"], registry=registry
-        )
-        self.failures = Counter(
-            "kvtcd_remote_failures", "Calls of the store that failed, by call and cause", ["call", "cause"],
-            registry=registry,
-        )  # fmt: skip
-        self.bytes = Counter(
-            "kvtcd_remote_bytes", "Bytes of records, by direction", ["direction"], registry=registry
-        )
-        self.profiles = Counter(
-            "kvtcd_remote_profiles", "Profiles, by what became of them", ["outcome"], registry=registry
-        )
-        self.opened = Counter("kvtcd_remote_opened", "Times that the store was left alone", registry=registry)
-        self.state = Gauge(
-            "kvtcd_remote_breaker", "1 for what the circuit breaker is now", ["state"], registry=registry
-        )
-        self.queue_blocks = Gauge("kvtcd_remote_queue_blocks", "Blocks that wait", registry=registry)
-        self.queue_bytes = Gauge("kvtcd_remote_queue_bytes", "Bytes of these", registry=registry)
-        self.purges = Gauge(
-            "kvtcd_remote_pending_purges",
-            "Purges and deletes that the store still has to do",
-            registry=registry,
+        self.bytes = metrics.counter("remote_bytes", "Bytes of records, by direction", "direction")
+        self.profiles = metrics.counter("remote_profiles", "Profiles, by what became of them", "outcome")
+        self.opened = metrics.counter("remote_opened", "Times that the store was left alone")
+        self.state = metrics.gauge("remote_breaker", "1 for what the circuit breaker is now", "state")
+        self.queue_blocks = metrics.gauge("remote_queue_blocks", "Blocks that wait")
+        self.queue_bytes = metrics.gauge("remote_queue_bytes", "Bytes of these")
+        self.purges = metrics.gauge(
+            "remote_pending_purges", "Purges and deletes that the store still has to do"
         )
 
     def breaker(self, state: BreakerState) -> None:
