@@ -34,7 +34,7 @@ from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd import cut
-from kvtcd.lab.statistics import interval, mean
+from kvtcd.lab.statistics import interval, logs, mean
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 CODECS = ("kvtc2", "kvtc", "tq,mean,norm", "sq,norm", "kivi", "cachegen", "fp8")
@@ -43,8 +43,6 @@ ALLOWED = 0.9
 _FINER = (1.0, 1.25)
 """Times a ratio, where dials that are ratios are put: what comes of them is not quite what is asked for."""
 _LEAST = 4
-_NOTHING = 1e-9
-"""Nats: below that, divergences are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +221,10 @@ def choose(ratio: float, samples: Samples, groups: Sequence[int]) -> Choice:
         samples: of the codecs.
         groups: by document, which file it is of.
     """
-    logs = {spec: np.log([max(one.kl, _NOTHING) for one in own]) for spec, own in samples.items()}
-    order = sorted(samples, key=lambda spec: float(logs[spec].mean()))
+    kls = {spec: logs([one.kl for one in own]) for spec, own in samples.items()}
+    order = sorted(samples, key=lambda spec: float(kls[spec].mean()))
     against = paired(
-        np.stack([logs[spec] for spec in order], axis=1), np.stack([logs[order[0]]] * len(order), axis=1)
+        np.stack([kls[spec] for spec in order], axis=1), np.stack([kls[order[0]]] * len(order), axis=1)
     )
     found = []
     for spec, versus in zip(order, against, strict=True):

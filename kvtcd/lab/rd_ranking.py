@@ -19,12 +19,10 @@ import numpy as np
 from kvtcd.lab.ablate.paired import holm, paired
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured
-from kvtcd.lab.statistics import Floats
+from kvtcd.lab.statistics import logs
 
 SAME_BYTES = 1.02
 """Times the bytes of a point that another may store and still be held against it."""
-_NOTHING = 1e-9
-"""Nats: below that, divergences are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +54,19 @@ class Surpassed:
 def surpassed(results: Mapping[Spec, Sequence[Measured]]) -> list[Surpassed]:
     """Return the points that another codec surpasses, each with the best of those that store no more."""
     sizes = {spec: reduce(add, (one.size for one in own)).coded for spec, own in results.items()}
-    logs: dict[Spec, Floats] = {
-        spec: np.log([max(one.quality.kl, _NOTHING) for one in own]) for spec, own in results.items()
-    }
-    if len(next(iter(logs.values()), ())) < 2:
+    kl = {spec: logs([one.quality.kl for one in own]) for spec, own in results.items()}
+    if len(next(iter(kl.values()), ())) < 2:
         return []
     pairs = []
     for spec, size in sizes.items():
         others = [o for o in sizes if o.codec != spec.codec and sizes[o] <= SAME_BYTES * size]
-        best = min(others, key=lambda other: float(logs[other].mean()), default=None)
-        if best and logs[best].mean() < logs[spec].mean():
+        best = min(others, key=lambda other: float(kl[other].mean()), default=None)
+        if best and kl[best].mean() < kl[spec].mean():
             pairs.append((spec, best))
     if not pairs:
         return []
     tested = paired(
-        np.stack([logs[by] for _, by in pairs], axis=1), np.stack([logs[of] for of, _ in pairs], axis=1)
+        np.stack([kl[by] for _, by in pairs], axis=1), np.stack([kl[of] for of, _ in pairs], axis=1)
     )
     found = [
         Surpassed(

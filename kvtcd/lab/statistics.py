@@ -24,6 +24,8 @@ LEVEL = 0.95
 RESAMPLES = 9_999
 _BATCH = 1_000
 _SEED = 0
+_NOTHING = 1e-9
+"""Nats: below that, divergences are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Interval:
     value: float
     lo: float
     hi: float
+
+
+def logs(divergences: Sequence[float]) -> Floats:
+    """Return logarithms of divergences in nats, of none too."""
+    found: Floats = np.log(np.maximum(np.asarray(divergences, np.float64), _NOTHING))
+    return found
 
 
 def interval(figure: Figure, groups: Sequence[int]) -> Interval:
