@@ -176,14 +176,14 @@ def _read(
 def _take_in(taker: Taker, seen: _Seen, reading: Reading, identity: Identity) -> None:
     gathered = taker.gathered
     held_out = gathered.read < reading.held_out
+    rows = dict(_rows(seen, identity, taker.part))
     gradients = {name: taker.part.of(name, every) for name, every in seen.gradients.items()}
     if gradients and held_out:
         _add_gradients(gathered.pilot, gradients, seen.positions, {})
     elif gradients:
         used = next(iter(gradients.values())).shape[1]
-        rows = {name: batch[:used] for name, batch in _rows(seen, identity, taker.part)}
-        _weigh(gathered, rows, gradients, seen.positions)
-    for name, batch in _rows(seen, identity, taker.part):
+        _weigh(gathered, {name: batch[:used] for name, batch in rows.items()}, gradients, seen.positions)
+    for name, batch in rows.items():
         if held_out:
             chosen = batch[reading.chosen[gathered.read].to(batch.device)]
             before = gathered.samples.get(name)
