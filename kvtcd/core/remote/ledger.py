@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtcd.core.errors import BadField, Corrupt
+from kvtcd.core.fields import json_object
 from kvtcd.core.layout import canonical_json
 from kvtcd.core.remote.names import FIRST
 
@@ -73,11 +73,13 @@ class Ledger:
         """
         ledger = cls()
         try:
-            body = json.loads(data)
+            body = json_object(data)
             for row in body["namespaces"]:
                 known = ledger.of(_text(row["tenant"]), bytes.fromhex(row["namespace"]))
                 known.generation, known.purging = _number(row["generation"]), bool(_number(row["purging"]))
             ledger.deletes = {_text(name) for name in body["deletes"]}
+        except BadField as fault:
+            raise Corrupt("remote ledger", fault.why) from None
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt("remote ledger", str(error)) from None
         return ledger
