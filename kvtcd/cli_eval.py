@@ -23,6 +23,15 @@ CodecOption = Annotated[
         "Without, it is swept.",
     ),
 ]
+ContextOption = Annotated[
+    int, typer.Option("--context", min=133, help="Tokens of a document that are stored.")
+]
+ContinueOption = Annotated[
+    int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
+]
+WindowsOption = Annotated[
+    int, typer.Option("--windows", min=1, help="Documents of each file, spread evenly over it.")
+]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of the model.")]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 
@@ -34,11 +43,9 @@ def rate_distortion(
     codec: CodecOption,
     text: Annotated[list[Path], typer.Option(help="A text or JSONL file to measure on, several allowed.")],
     profile: ProfileOption = None,
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
-    continuation: Annotated[
-        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
-    ] = 128,
-    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 8,
+    context: ContextOption = 1024,
+    continuation: ContinueOption = 128,
+    windows: WindowsOption = 8,
     threads: ThreadsOption = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG or SVG.")] = None,
     json: JsonOption = None,
@@ -65,11 +72,9 @@ def budget(
         list[int] | None,
         typer.Option(min=1024, help="Tokens to calibrate on, several allowed; default: 1024 to 65536."),
     ] = None,
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
-    continuation: Annotated[
-        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
-    ] = 128,
-    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 8,
+    context: ContextOption = 1024,
+    continuation: ContinueOption = 128,
+    windows: WindowsOption = 8,
     threads: ThreadsOption = 1,
     plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG or SVG.")] = None,
     json: JsonOption = None,
@@ -96,10 +101,8 @@ def guard(
         typer.Option(help="A text or JSONL file, several allowed; caches of the first are corrupted."),
     ],
     profile: ProfileOption = None,
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
-    continuation: Annotated[
-        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
-    ] = 128,
+    context: ContextOption = 1024,
+    continuation: ContinueOption = 128,
     windows: Annotated[int, typer.Option(min=2, help="Documents of each kind.")] = 4,
     threads: ThreadsOption = 1,
     json: JsonOption = None,
@@ -157,7 +160,7 @@ def dump(
     out: Annotated[Path, typer.Option(help="File for the caches, safetensors.")],
     context: Annotated[int, typer.Option(min=133, help="Tokens of a document whose cache is kept.")] = 512,
     queries: Annotated[int, typer.Option(min=1, help="Tokens behind them whose queries are kept.")] = 8,
-    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 24,
+    windows: WindowsOption = 24,
     threads: ThreadsOption = 1,
 ) -> None:
     """Write the caches of documents into a file, for `kvtcd ablate --dump` and `kvtcd validate --dump`."""
