@@ -14,7 +14,7 @@ from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
     from support.toy import ToyService
 
@@ -72,3 +72,10 @@ async def host(path, remote, **options) -> AsyncIterator[tuple[ToyService, objec
     """Run a daemon's engine on a store, with one namespace."""
     async with toy_service(path, remote=remote, **options) as toy:
         yield toy, await toy.service.register(TENANT, "n", IDENTITY)
+
+
+async def filled(path, remote, numbers: Sequence[int]) -> None:
+    """Have a host store blocks, and end once the store has them."""
+    async with host(path, remote) as (toy, ns):
+        await store(toy, ns, numbers)
+        await written(toy, len(numbers))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from support.fake_store import FakeStore
-from support.shared import TENANT, fetch, host, key, stats, store, tiers, until, written
+from support.shared import TENANT, fetch, filled, host, key, stats, store, tiers, until, written
 from support.toy import IDENTITY, block, soon, toy_service
 
 from kvtcd.core.errors import NotFound
@@ -129,9 +129,7 @@ async def test_a_deleted_block_leaves_the_store_and_does_not_come_back(tmp_path)
 
 async def test_a_block_that_only_the_store_has_can_be_deleted(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, [1])
-        await written(one, 1)
+    await filled(tmp_path / "one", shared, [1])
     async with host(tmp_path / "two", shared) as (two, ns):
         assert await tiers(two, ns, [1]) == [Tier.REMOTE]
         assert await two.service.blocks.delete(ns, [key(1)], b"") == 1
@@ -177,9 +175,7 @@ async def test_a_generation_that_is_not_ours_purges_nothing_and_serves_nothing(
     tmp_path, planted: str
 ) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, range(2))
-        await written(one, 2)
+    await filled(tmp_path / "one", shared, range(2))
     value = {
         "forged": names.state_generation(TenantKeys.derive(bytes(32), TENANT), IDENTITY.digest, 9),
         "of another namespace": names.state_generation(KEYS, bytes(32), 9),

@@ -10,7 +10,7 @@ import pytest
 from support.fake_store import FakeStore
 from support.invariants import check
 from support.patience import PATIENCE_S
-from support.shared import TENANT, fetch, host, key, stats, store, tiers, until, written
+from support.shared import TENANT, fetch, filled, host, key, stats, store, tiers, until, written
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, patient, soon, toy_service
 
 from kvtcd.core import record as records
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.asyncio
 
 async def test_what_one_host_has_stored_another_finds_and_keeps(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, range(5))
-        await written(one, 5)
+    await filled(tmp_path / "one", shared, range(5))
     async with host(tmp_path / "two", shared) as (two, ns):
         before = await tiers(two, ns, range(6))
         found = [await fetch(two, ns, number) for number in range(5)]
@@ -86,9 +84,7 @@ async def test_a_match_by_tokens_goes_on_in_the_store(tmp_path) -> None:
 
 async def test_a_thousand_readers_of_one_block_ask_the_store_once(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, [1])
-        await written(one, 1)
+    await filled(tmp_path / "one", shared, [1])
     async with host(tmp_path / "two", shared) as (two, ns):
         await tiers(two, ns, [1])
         shared.calls.clear()
@@ -162,9 +158,7 @@ async def test_a_store_that_is_away_costs_nobody_anything_and_is_used_when_it_is
 
 async def test_a_node_that_is_away_costs_its_own_blocks_alone(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, range(9))
-        await written(one, 9)
+    await filled(tmp_path / "one", shared, range(9))
     shared.lost = set(sorted(shared.records())[:3])
     async with host(tmp_path / "two", shared) as (two, ns):
         found = []
@@ -199,9 +193,7 @@ async def test_a_node_that_is_away_costs_its_own_blocks_alone(tmp_path) -> None:
 )
 async def test_planted_objects_are_refused_counted_and_removed(tmp_path, what: str, error: str) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, [1, 2])
-        await written(one, 2)
+    await filled(tmp_path / "one", shared, [1, 2])
     keys = TenantKeys.derive(bytes(range(32)), TENANT)
     mine, other = (
         names.record_name(keys, IDENTITY.digest, 0, keys.record_key(IDENTITY.digest, b"", key(n)))
@@ -267,9 +259,7 @@ async def test_a_record_is_encrypted_before_it_leaves(tmp_path) -> None:
 async def test_a_policy_may_keep_blocks_out_and_not_look(tmp_path) -> None:
     shared = FakeStore()
     policy = Policy("mine", disk=DiskTier(), remote=Remote(write="none", read=False))
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, [1])
-        await written(one, 1)
+    await filled(tmp_path / "one", shared, [1])
     async with host(tmp_path / "two", shared, policy=policy) as (two, ns):
         assert await tiers(two, ns, [1]) == [None]
         with pytest.raises(NotFound):
@@ -280,9 +270,7 @@ async def test_a_policy_may_keep_blocks_out_and_not_look(tmp_path) -> None:
 
 async def test_a_block_that_came_is_not_sent_back(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, [1])
-        await written(one, 1)
+    await filled(tmp_path / "one", shared, [1])
     async with host(tmp_path / "two", shared) as (two, ns):
         await fetch(two, ns, 1)
         await two.service.blocks.demote(ns, [key(1)], b"", soon())
@@ -305,9 +293,7 @@ async def test_two_hosts_that_store_the_same_send_it_once(tmp_path) -> None:
 
 async def test_a_prefetch_brings_blocks_from_the_store(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, range(12))
-        await written(one, 12)
+    await filled(tmp_path / "one", shared, range(12))
     async with host(tmp_path / "two", shared) as (two, ns):
         results = await two.service.blocks.prefetch(ns, [key(n) for n in range(13)], b"", soon())
         assert [result.outcome for result in results] == ["stored"] * 12 + ["dropped"]
@@ -316,9 +302,7 @@ async def test_a_prefetch_brings_blocks_from_the_store(tmp_path) -> None:
 
 async def test_a_host_without_room_says_busy_or_miss_and_never_holds_half(tmp_path) -> None:
     shared = FakeStore()
-    async with host(tmp_path / "one", shared) as (one, ns):
-        await store(one, ns, range(30))
-        await written(one, 30)
+    await filled(tmp_path / "one", shared, range(30))
     async with host(tmp_path / "two", shared, host=3 * BLOCK_BYTES) as (two, ns):
         for number in range(30):
             assert (await fetch(two, ns, number)) == (block(number), Tier.REMOTE)
