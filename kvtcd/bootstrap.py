@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvtcd.codec import choose, nvcomp
+from kvtcd import machine
+from kvtcd.codec import choose
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.codec.staged import Accelerator
-from kvtcd.config import Config, Credentials, RedisAt, load_credentials, load_policies, show_bytes
+from kvtcd.config import Config, Credentials, RedisAt, load_credentials, load_policies
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
 from kvtcd.core.errors import ConfigError, Corrupt
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import TenantKeys
-from kvtcd.core.policy import FADING, CodecChoice
+from kvtcd.core.policy import FADING, CodecChoice, Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.remote.ledger import Ledger
 from kvtcd.core.shelf import shelves
@@ -40,7 +40,6 @@ from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
-from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.pinning import Pinned, pin
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 FLUSH_SHARE = 0.5
 """Share of ``daemon.stop_seconds`` for writing what only the host has."""
-AUTO_GPU = 50
-"""The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
 
 
 @asynccontextmanager
@@ -77,16 +74,19 @@ async def service(
         tracer: told of moves.
 
     Raises:
-        ConfigError: a policy file, the master key, the state directory or the recording cannot be used.
+        ConfigError: a policy file, the master key, the state directory, the recording, or what is asked of
+            this machine, cannot be had.
         AlreadyRunning: another process holds the state directory.
     """
+    policies = await asyncio.to_thread(load_policies, config.policies)
+    await asyncio.to_thread(machine.verify, config)  # before anything is made
     os.umask(0o077)
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
         key = await asyncio.to_thread(state.master_key, master)
         built, tags, pinned = await asyncio.to_thread(
-            _assemble, config, state, key, record, lost, tracer=tracer, entry=remote
+            _assemble, config, state, key, record, lost, policies=policies, tracer=tracer, entry=remote
         )
         try:
             for tag in await built.recover(tags):
@@ -132,20 +132,16 @@ def _assemble(
     record: Path | None,
     lost: Lost,
     *,
+    policies: tuple[Policy, ...],
     tracer: Tracer | None,
     entry: bytes | None,
 ) -> tuple[Service, list[str], Pinned | None]:
     """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
-    policies = load_policies(config.policies)
-    try:
-        memory = HostMemory(config.host.capacity)
-    except (OSError, OverflowError) as error:
-        size = show_bytes(config.host.capacity)
-        raise config.fault("host.capacity", f"{size} cannot be had: {error}") from None
+    memory = machine.host_memory(config)
     metrics, registry = Metrics(), Registry()
     lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
-    device, accelerator = _device_memory(config), _accelerator(config)
+    device, accelerator = machine.device_memory(config), machine.accelerator(config)
     if accelerator:
         stages = on_cuda(accelerator.device, lost)
     else:
@@ -252,35 +248,3 @@ def remote_store(config: Config, entry: Credentials) -> RemoteStore:
         region=said.region, key_id=entry.key_id or None, secret=entry.secret or None,
         session=entry.session or None,
     )  # fmt: skip
-
-
-def _device_memory(config: Config) -> DeviceMemory | None:
-    """Return the GPU tier, None where there is none."""
-    gpu = config.gpu
-    if gpu.capacity == 0 or (gpu.capacity == "auto" and not torch.cuda.is_available()):
-        return None
-    device, capacity = _cuda(config, "gpu.capacity"), gpu.capacity
-    if capacity == "auto":
-        capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
-    try:
-        return DeviceMemory(capacity, device)
-    except torch.OutOfMemoryError as error:
-        raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
-
-
-def _accelerator(config: Config) -> Accelerator | None:
-    """Return what packs and unpacks, None for the CPU."""
-    where = config.codec.device
-    if where == "cpu" or (where == "auto" and not torch.cuda.is_available()):
-        return None
-    device = _cuda(config, "codec.device")
-    return Accelerator(device, nvcomp.load(device))
-
-
-def _cuda(config: Config, field: str) -> torch.device:
-    """Return the CUDA device that a field asks for."""
-    number, found = config.gpu.device, torch.cuda.device_count()
-    if number >= found:
-        why = f"asks for the CUDA device {number} (gpu.device), and CUDA finds {found} of them"
-        raise config.fault(field, why)
-    return torch.device("cuda", number)

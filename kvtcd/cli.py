@@ -78,7 +78,7 @@ def serve(
 
 @app.command()
 def check(path: ConfigOption = None) -> None:
-    """Print the configuration in effect, and check policy files, tokens and certificate that it names."""
+    """Print the configuration in effect, and check all that it names: files, memory, devices."""
     settings = config.load(path)
     governing = config.load_policies(settings.policies)
     if settings.tcp.address and settings.tcp.tokens.exists():  # else a service manager has to hand them over
@@ -87,6 +87,9 @@ def check(path: ConfigOption = None) -> None:
         from kvtcd.api.tls import Tls  # noqa: PLC0415 - cryptography
 
         Tls(*settings.tcp.tls)
+    from kvtcd import machine  # noqa: PLC0415 - torch
+
+    machine.verify(settings)
     typer.echo(config.dump(settings), nl=False)
     typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
 

@@ -69,6 +69,9 @@ async def serve(config: Config, record: Path | None = None) -> None:
         handed = [
             (name, listeners.adopt(name, found, encrypted=encrypted)) for name, found in inherited(os.environ)
         ]
+        obstacle = await asyncio.to_thread(listeners.obstacle, config.daemon.socket)
+        if obstacle and listeners.DATA not in dict(handed):
+            raise config.fault("daemon.socket", obstacle)  # before anything is made
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         entry = await asyncio.to_thread(credential, os.environ, REMOTE)
         entrance = await asyncio.to_thread(_Entrance, config, handed)

@@ -17,12 +17,13 @@ from support import fake_cuda, fake_cudart, fake_nvcomp
 from support.codec_world import World, kv
 from support.patience import PATIENCE_S
 from support.toy import soon
+from typer.testing import CliRunner
 
-from kvtcd import bootstrap
+from kvtcd import bootstrap, cli, machine
 from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.staged import StagedEncoder
-from kvtcd.config import Config, load
+from kvtcd.config import Config, dump, load
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -50,7 +51,7 @@ def _process():
     torch.set_num_threads(threads)
 
 
-def configuration(folder, *, device="auto", gpu="auto", name="lossless", to="host") -> Config:
+def configuration(folder, *, device="auto", gpu="auto", host=4 << 20, name="lossless", to="host") -> Config:
     (folder / "profiles").mkdir(exist_ok=True)
     policy = folder / "policy.toml"
     text = POLICY.format(name=name, to=to)
@@ -58,7 +59,7 @@ def configuration(folder, *, device="auto", gpu="auto", name="lossless", to="hos
     return Config.model_validate(
         {
             "daemon": {"state": folder / "state", "socket": folder / "socket", "stop_seconds": 20.0},
-            "host": {"capacity": 4 << 20},
+            "host": {"capacity": host},
             "gpu": {"capacity": gpu},
             "disk": {"capacity": 64 << 20},
             "codec": {"device": device, "profiles": folder / "profiles", "threads": 1},
@@ -79,7 +80,7 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     fake_nvcomp.install(monkeypatch)
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(bootstrap, "_cuda", lambda _config, _field: torch.device("cpu"))
+    monkeypatch.setattr(machine, "_cuda", lambda _config, _field: torch.device("cpu"))
     return fake_cudart.install(monkeypatch)
 
 
@@ -166,18 +167,40 @@ async def test_a_gpu_that_only_holds_blocks_packs_none(tmp_path) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("asked", "field"), [({"device": "cuda", "gpu": 0}, "codec.device"), ({"gpu": 1 << 20}, "gpu.capacity")]
+    ("asked", "field", "why"),
+    [
+        ({"device": "cuda", "gpu": 0}, "codec.device", "CUDA finds 0"),
+        ({"device": "cpu", "gpu": 1 << 20}, "gpu.capacity", "CUDA finds 0"),
+        ({"host": 1 << 44}, "host.capacity", "16 TiB is more than the .* GiB of memory of this machine"),
+    ],
 )
-async def test_a_device_that_is_not_there_is_refused_by_its_field(
-    tmp_path, monkeypatch, asked, field
+async def test_what_this_machine_does_not_have_is_refused_alike_by_a_start_and_by_check(
+    tmp_path, monkeypatch, asked, field, why
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError) as error:
-        async with bootstrap.service(configuration(tmp_path, **asked)):
+    config = configuration(tmp_path, **asked)
+    path = tmp_path / "config.toml"
+    await asyncio.to_thread(path.write_text, dump(config))
+    with pytest.raises(ConfigError, match=why) as started:
+        async with bootstrap.service(await asyncio.to_thread(load, path)):
             pass
+    checked = await asyncio.to_thread(CliRunner().invoke, cli.app, ["check", "--config", str(path)])
 
-    assert error.value.field == field
-    assert "CUDA finds 0" in str(error.value)
+    assert (started.value.path, started.value.field) == (str(path), field)
+    assert isinstance(checked.exception, ConfigError)
+    assert str(checked.exception) == str(started.value)
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_has_no_folder_for_its_socket_makes_nothing(tmp_path) -> None:
+    config = configuration(tmp_path)
+    elsewhere = config.daemon.model_copy(update={"socket": tmp_path / "run" / "kvtcd.sock"})
+    with pytest.raises(ConfigError, match=f"create it for uid {os.geteuid()}") as error:
+        await serve(config.model_copy(update={"daemon": elsewhere}))
+
+    assert error.value.field == "daemon.socket"
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.asyncio

@@ -116,6 +116,21 @@ def bind_tcp(host: str, port: int) -> Listener:
     return Listener(listener)
 
 
+def obstacle(path: Path) -> str | None:
+    """Return why no Unix socket could be bound at a path and what to do, None where it could."""
+    folder, user = path.parent, os.geteuid()
+    try:
+        there = stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:
+        return (
+            f"{folder} cannot be used: {error.strerror}; create it for uid {user} "
+            f"(install -d -o {user} -m 0750 {folder}), or name another path in config.toml (--config)"
+        )
+    if not (there and os.access(folder, os.W_OK | os.X_OK)):
+        return f"uid {user} may not create a socket in {folder}; name another path in config.toml (--config)"
+    return None
+
+
 def bind_both(path: Path) -> list[Listener]:
     """Bind the socket of the API and the side socket beside it.
 

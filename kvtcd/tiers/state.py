@@ -257,7 +257,8 @@ def _prepare(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(path, _FIELD, f"cannot be created: {error.strerror}") from error
+        why = f"cannot be created: {error.strerror}; create it for uid {os.geteuid()} alone (mode 0700)"
+        raise ConfigError(path, _FIELD, f"{why}, or name another as daemon.state") from error
     status = path.stat()
     if status.st_uid != os.geteuid():
         raise ConfigError(path, _FIELD, f"belongs to uid {status.st_uid}, this process is uid {os.geteuid()}")

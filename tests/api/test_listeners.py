@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 
-from kvtcd.api.listeners import DATA, TCP, adopt, bind_tcp
+from kvtcd.api.listeners import DATA, TCP, adopt, bind_tcp, obstacle
 from kvtcd.core.errors import ConfigError
 
 
@@ -53,3 +54,14 @@ def test_a_tcp_socket_that_other_hosts_reach_is_refused() -> None:
 def test_an_address_that_is_taken_cannot_be_bound(tcp) -> None:
     with pytest.raises(OSError, match="in use"):
         bind_tcp(*tcp.getsockname())
+
+
+def test_what_is_in_the_way_of_a_socket_names_the_folder_and_what_to_do(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "run"
+    assert f"install -d -o {os.geteuid()} -m 0750 {folder}" in obstacle(folder / "kvtcd.sock")
+    folder.mkdir()
+    assert obstacle(folder / "kvtcd.sock") is None
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may do all, so no mode forbids it  # noqa: ARG005
+    assert f"may not create a socket in {folder}" in obstacle(folder / "kvtcd.sock")
+    (tmp_path / "file").touch()
+    assert "may not create a socket" in obstacle(tmp_path / "file" / "kvtcd.sock")

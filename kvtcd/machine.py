@@ -1,0 +1,88 @@
+"""What a configuration asks of this machine, memory and CUDA devices: had, or refused with file and field."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from kvtcd.codec import nvcomp
+from kvtcd.codec.staged import Accelerator
+from kvtcd.config import Config, show_bytes
+from kvtcd.tiers.device import DeviceMemory
+from kvtcd.tiers.memory import HostMemory
+
+AUTO_GPU = 50
+"""The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
+
+
+def verify(config: Config) -> None:
+    """Refuse what a start would refuse for want of it; of memory nothing is touched or kept.
+
+    Raises:
+        ConfigError: host memory, or a CUDA device, that this machine does not have.
+    """
+    host_memory(config)
+    if _holds(config):
+        _cuda(config, "gpu.capacity")
+    if _packs(config):
+        _cuda(config, "codec.device")
+
+
+def host_memory(config: Config) -> HostMemory:
+    """Return the host tier.
+
+    Raises:
+        ConfigError: it is more than this machine has. A mapping alone may promise more, and whoever fills
+            it is killed.
+    """
+    asked, there = config.host.capacity, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if asked > there:
+        why = f"{show_bytes(asked)} is more than the {there / (1 << 30):.1f} GiB of memory of this machine"
+        raise config.fault("host.capacity", why)
+    try:
+        return HostMemory(asked)
+    except OSError as error:
+        raise config.fault("host.capacity", f"{show_bytes(asked)} cannot be had: {error}") from None
+
+
+def device_memory(config: Config) -> DeviceMemory | None:
+    """Return the GPU tier, None where there is none."""
+    if not _holds(config):
+        return None
+    device, capacity = _cuda(config, "gpu.capacity"), config.gpu.capacity
+    if capacity == "auto":
+        capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
+    try:
+        return DeviceMemory(capacity, device)
+    except torch.OutOfMemoryError as error:
+        raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
+
+
+def accelerator(config: Config) -> Accelerator | None:
+    """Return what packs and unpacks, None for the CPU."""
+    if not _packs(config):
+        return None
+    device = _cuda(config, "codec.device")
+    return Accelerator(device, nvcomp.load(device))
+
+
+def _holds(config: Config) -> bool:
+    """Tell whether a GPU is to hold blocks."""
+    capacity = config.gpu.capacity
+    return torch.cuda.is_available() if capacity == "auto" else capacity > 0
+
+
+def _packs(config: Config) -> bool:
+    """Tell whether a GPU is to pack them."""
+    device = config.codec.device
+    return torch.cuda.is_available() if device == "auto" else device == "cuda"
+
+
+def _cuda(config: Config, field: str) -> torch.device:
+    """Return the CUDA device that a field asks for."""
+    number, found = config.gpu.device, torch.cuda.device_count()
+    if number >= found:
+        why = f"asks for the CUDA device {number} (gpu.device), and CUDA finds {found} of them"
+        raise config.fault(field, why)
+    return torch.device("cuda", number)
