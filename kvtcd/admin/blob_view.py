@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.core.blob import ALL_STREAMS, BasisId, Blob, Section, parse
 from kvtcd.core.errors import ConfigError
+from kvtcd.terminal import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ def command(file: Path, *, json: Path | None) -> None:
     for section in blob.sections:
         blob.payload(section)
     rows = [_row(section) for section in blob.sections]
-    _show(Console(), blob, rows)
+    _show(terminal.console(), blob, rows)
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch
 

@@ -6,10 +6,9 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from kvtcd import terminal
 from kvtcd.core.errors import StoreFull
+from kvtcd.terminal import Table
 from kvtcd.tiers.disk import UNBOUNDED, Environment
 from kvtcd.tiers.state import StateDirectory
 
@@ -33,7 +32,7 @@ def command(path: Path) -> None:
         for tag in state.tenants():
             before, after = compact(state.tenant(tag))
             table.add_row(tag, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}")
-    Console().print(table)
+    terminal.console().print(table)
 
 
 def compact(environment: Path) -> tuple[int, int]:

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from kvtcd import __version__
+from kvtcd import __version__, terminal
 from kvtcd.client import BlockHead, Client
 from kvtcd.client.device import DevicePart
 from kvtcd.client.regions import Region
@@ -29,6 +28,7 @@ from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.messages import NamespaceInfo
 from kvtcd.cuda.driver import Failure
 from kvtcd.cuda.own import DeviceMemory
+from kvtcd.terminal import Table
 
 State = Literal["ok", "note", "wrong"]
 _STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
@@ -65,7 +65,7 @@ def command(*, address: str | None, json: Path | None = None, console: Console |
     Raises:
         ConfigError: the file cannot be written.
     """
-    console = console or Console()
+    console = console or terminal.console()
     with Client(address) as client:
         findings = list(examine(client))
     table = Table(title=f"kvtcd on {client.address}", show_lines=False)

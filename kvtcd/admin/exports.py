@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.config import Config
@@ -69,7 +69,7 @@ def command(
         UnknownNamespace: nobody, or not this tenant, has such a namespace.
         UnknownProfile: blocks were packed with a profile that is not in its folder.
     """
-    console, secret = Console(), read_key(key)
+    console, secret = terminal.console(), read_key(key)
     if out.exists():
         raise ConfigError(out, "", "is there already; remove it, or choose another name")
     with ExitStack() as stack:
@@ -82,7 +82,7 @@ def command(
         resting = stack.enter_context(at_rest(environment))
         if resting.fault:
             raise StoreFailed("export", f"{resting.fault}; start the daemon once to have it mended")
-        progress = stack.enter_context(Progress(console=console, transient=True))
+        progress = stack.enter_context(terminal.progress(console, transient=True))
         export = _Export(resting, keys, name, ProfileFolder(config.codec.profiles), progress)
         try:
             with durable.new_file(out) as file:

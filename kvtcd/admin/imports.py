@@ -15,9 +15,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.config import Config, show_bytes, tenant_name
@@ -80,12 +80,12 @@ def command(
         IdentityConflict: the tenant has another namespace of this name, or this one under another.
         StoreFailed, StoreFull: the store cannot take it.
     """
-    console, secret = Console(), read_key(key)
+    console, secret = terminal.console(), read_key(key)
     if not config.disk.capacity:
         raise config.fault("disk.capacity", "is 0: there is no disk tier to import into")
     with closing(StateDirectory.existing(config.daemon.state)) as state:
         root = state.master_key(None if master is None else read_key(master))
-        with Progress(console=console, transient=True) as progress:
+        with terminal.progress(console, transient=True) as progress:
             found = survey(_messages(file, secret, progress, "checking"))
             _require_room(state, config, found.nbytes)
             owner, called = _named(tenant or found.namespace.tenant, name or found.namespace.name)

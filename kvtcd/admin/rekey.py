@@ -14,9 +14,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.core import cipher
 from kvtcd.core import record as records
@@ -58,7 +58,7 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         ConfigError: it is no state directory, or a key cannot be used.
         StoreFailed, StoreFull: it cannot be read, or there is no room for a second copy; nothing has changed.
     """
-    console = Console()
+    console = terminal.console()
     with closing(StateDirectory.existing(path)) as state:
         kept = (path / "master.key").exists()
         if not kept and new is None:
@@ -68,7 +68,7 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         after = secrets.token_bytes(MASTER_KEY_BYTES) if new is None else read_key(new)
         if before == after:
             raise ConfigError(new or path, "", "is the key that it is under already")
-        with Progress(console=console, transient=True) as progress:
+        with terminal.progress(console, transient=True) as progress:
             done = rekey(state, before, after, progress)
     console.print(
         f"{done.moved:,} records of {done.tenants:,} tenants are under the new key"

@@ -12,11 +12,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.admin.store_contents import Store, date, look
 from kvtcd.core.errors import ConfigError
+from kvtcd.terminal import Table
 from kvtcd.tiers.state import MASTER_KEY_BYTES
 from kvtcd.tiers.state import at_rest as state_at_rest
 
@@ -35,11 +35,11 @@ def command(path: Path, *, shown: int, verify: bool, json: Path | None) -> bool:
         ConfigError: it is no such directory.
         StoreFailed: it cannot be read.
     """
-    console = Console()
+    console = terminal.console()
     state, environments = _located(path)
     with ExitStack() as stack:
         stack.enter_context(state_at_rest(state))
-        progress = stack.enter_context(Progress(console=console, transient=True))
+        progress = stack.enter_context(terminal.progress(console, transient=True))
         master = _master(state)
         stores = [look(each, master, shown, progress, verify=verify) for each in environments]
     for store in stores:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from kvtcd import terminal
 from kvtcd.admin.top_figures import PREFIXES, Answers, Figures, Held, figures
 from kvtcd.client import Client
 from kvtcd.core.errors import KvtcdError
+from kvtcd.terminal import Table
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 60
@@ -40,7 +41,7 @@ def command(
         KvtcdError: it is asked once, and cannot answer.
         ConfigError: the file cannot be written.
     """
-    console = console or Console()
+    console = console or terminal.console()
     with Client(address, timeout=max(every_s, 5.0)) as client:
         answers: Answers | None
         if once:

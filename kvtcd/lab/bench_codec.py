@@ -16,9 +16,9 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.codec.staged import Accelerator
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab.accelerator import accelerator_for
@@ -73,12 +73,12 @@ def command(
     accelerator = accelerator_for(device)
     bench = Bench(codecs or known, accelerator, DeviceClock() if accelerator else HostClock(threads))
     with _threads(threads):
-        with Progress(transient=True) as progress:
+        with terminal.progress(terminal.console(), transient=True) as progress:
             figures = bench.measure(sizes, seconds, progress)
         if json:
             write_json(json, "bench codec", {"tokens": TOKENS, **asdict(figures)})
     for table in (speeds(figures), *stages(figures)):
-        Console().print(table)
+        terminal.console().print(table)
     if plot:
         from kvtcd.lab.bench_codec_plot import draw  # noqa: PLC0415 - an extra
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from kvtcd.lab.bench_codec_floor import Form
 from kvtcd.lab.bench_codec_timing import OTHER
+from kvtcd.terminal import Table
 
 STAGES = (
     "product", "rotate", "classify", "quantise", "dequantise", "pack", "unpack", "deflate", "inflate", "copy",

@@ -17,10 +17,8 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from kvtcd import config
+from kvtcd import config, terminal
 from kvtcd.client import Client
 from kvtcd.core import access
 from kvtcd.core.identity import Identity, Rope, RopeKind
@@ -28,6 +26,7 @@ from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.lab.carriers import Blocks, Carrier, Files, Memcpy, Verb, raw_socket, redis_values
 from kvtcd.lab.daemon import Daemon
 from kvtcd.lab.figures import write_json
+from kvtcd.terminal import Table
 
 MIB = 1 << 20
 _TOKENS = 256
@@ -85,11 +84,14 @@ def command(
         Unavailable: no daemon could be started.
         ConfigError: the file cannot be written.
     """
-    console = console or Console()
+    console = console or terminal.console()
     timings: dict[tuple[str, Verb, int], list[tuple[float, float]]] = {}
-    with tempfile.TemporaryDirectory(prefix="kvtcd-") as folder, _ways(Path(folder), max(sizes)) as ways:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvtcd-"))
+        ways = stack.enter_context(_ways(Path(folder), max(sizes)))
         turns = [(size, name) for size in sizes for _ in range(rounds + 1) for name in ways[size]]
-        for size, name in track(turns, "moving blocks", console=console, transient=True):
+        progress = stack.enter_context(terminal.progress(console, transient=True))
+        for size, name in progress.track(turns, description="moving blocks"):
             for verb, timing in _time(ways[size][name], size).items():
                 timings.setdefault((name, verb, size), []).append(timing)
     rows = _rows(timings)

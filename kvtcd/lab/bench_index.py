@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.client import Client
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.events import Found, Govern, Recovered
@@ -34,6 +32,7 @@ from kvtcd.engine.matching import Matcher
 from kvtcd.lab.daemon import Daemon
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.many_blocks import CHAIN, IDENTITY, NAME, QUOTA, engine_key, fill
+from kvtcd.terminal import Table
 
 ASKED = 512
 """Keys of one match: of several chains, all of them there."""
@@ -66,7 +65,10 @@ class Row:
 def command(*, sizes: Sequence[int], json: Path | None, plot: Path | None) -> None:
     """Measure, show a table, and write figures and a plot if asked."""
     rows: list[Row] = []
-    with Progress(transient=True) as progress, tempfile.TemporaryDirectory(prefix="kvtcd-") as folder:
+    with (
+        terminal.progress(terminal.console(), transient=True) as progress,
+        tempfile.TemporaryDirectory(prefix="kvtcd-") as folder,
+    ):
         with _daemon(Path(folder) / "0", 1) as empty:
             base = resident(empty.pid)
         for blocks in sizes:
@@ -77,10 +79,12 @@ def command(*, sizes: Sequence[int], json: Path | None, plot: Path | None) -> No
 
             rows.append(measure(Path(folder) / str(blocks), blocks, base, written))
     growth = {"memory": memory_growth(rows), "restart": restart_growth(rows)}
-    Console().print(table(rows))
+    terminal.console().print(table(rows))
     for name, law in growth.items():
         if law is not None:
-            Console().print(f"{name} grows with the {law.exponent:.2f}th power of the number of blocks")
+            terminal.console().print(
+                f"{name} grows with the {law.exponent:.2f}th power of the number of blocks"
+            )
     if json:
         exponents = {name: law and law.exponent for name, law in growth.items()}
         write_json(json, "bench index", {"rows": [asdict(row) for row in rows], "growth": exponents})

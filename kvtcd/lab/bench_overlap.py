@@ -29,9 +29,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
@@ -53,6 +52,7 @@ from kvtcd.engine.timeline import Span, chrome_trace
 from kvtcd.engine.writer import Writer
 from kvtcd.lab.accelerator import accelerator_for
 from kvtcd.lab.figures import write_json
+from kvtcd.terminal import Table
 from kvtcd.tiers.disk import Environment, Put, footprint
 from kvtcd.tiers.disk.records import Take, fresh
 from kvtcd.tiers.memory import GRANULE, HostMemory
@@ -150,7 +150,7 @@ def command(
             )  # fmt: skip
         rows += result.rows
         spans += result.spans
-    Console().print(table(rows, disk_ms))
+    terminal.console().print(table(rows, disk_ms))
     if trace:
         try:
             trace.write_text(json_text.dumps(chrome_trace(spans)), "utf-8")

@@ -18,9 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
+from kvtcd import terminal
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
@@ -48,6 +46,7 @@ from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.remote.writing import BATCH_BYTES, WRITERS
 from kvtcd.engine.steps import Origin, Record, seal
 from kvtcd.lab.figures import write_json
+from kvtcd.terminal import Table
 from kvtcd.tiers.disk import Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
 
@@ -114,7 +113,7 @@ def command(
             f"{row.ratio:.2f}",
             f"{row.cpu_ratio:.2f}",
         )
-    Console().print(table)
+    terminal.console().print(table)
     if json:
         write_json(json, "bench remote", {"rows": [asdict(row) for row in rows]})
 

@@ -19,11 +19,10 @@ from statistics import median
 from typing import Literal
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from transformers import DynamicCache
 
+from kvtcd import terminal
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import models
@@ -34,6 +33,7 @@ from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases, timed
 from kvtcd.lab.ttft_shelves import STORED, Stored, shelves
+from kvtcd.terminal import Table
 
 Source = Literal["recompute", "host-raw", "host-packed", "disk"]
 
@@ -130,8 +130,8 @@ def command(
     if spec.swept:
         raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:16")
     torch.set_num_threads(threads)
-    console, rows = Console(), list[Row]()
-    with Progress(console=console, transient=True) as progress:
+    console, rows = terminal.console(), list[Row]()
+    with terminal.progress(console, transient=True) as progress:
         for name in names:
             loaded = models.load(models.resolve(name, progress))
             folder = profiles or profile_for(loaded, Phases(progress)).parent
@@ -225,7 +225,7 @@ def table(rows: Sequence[Row]) -> Table:
     """Return the figures of one model as a table."""
     shown = Table(title=f"{rows[0].model}: time to first token, seconds")
     for column in ("source", "tokens", "fetch", "first", "step", "faster", "CPU", "cheaper"):
-        shown.add_column(column, justify="left" if column == "source" else "right", no_wrap=True)
+        shown.add_column(column, justify="left" if column == "source" else "right")
     for row in rows:
         fetch = "" if row.fetch_decode_s is None else f"{row.fetch_decode_s:.2f}"
         faster, cheaper = (f"{times:.1f}" if fetch else "" for times in (row.speedup, row.cpu_speedup))

@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
@@ -29,6 +28,7 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd import Document, cut
 from kvtcd.lab.rd_report import bounds, fraction
+from kvtcd.terminal import Table
 
 BUDGETS = tuple(1024 << n for n in range(7))
 """Tokens of calibration that are compared: 1,024 to 65,536."""
@@ -73,8 +73,8 @@ def command(
     specs = [_with_ratio(codec) for codec in codecs]
     sources = texts.read(files)
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
@@ -173,7 +173,7 @@ def _table(own: Sequence[Row]) -> Table:
     title = f"{own[0].codec}:{own[0].dial:g} at ratio {own[0].ratio:.1f}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("tokens", "KL", "95 %", "times", "95 %", f"coded {streams}", f"dim. {streams}"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for row in own:
         found = row.dimension.values()
         table.add_row(

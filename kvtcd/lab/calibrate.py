@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from kvtcd import __version__
+from kvtcd import __version__, terminal
 from kvtcd.codec.profile import SUFFIX, store
 from kvtcd.codec.weighted import EXPONENT
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -83,14 +82,9 @@ def command(
     target = _writable(out or models.cache_folder() / "profiles")
     if split and target.suffix == SUFFIX:
         raise ConfigError(target, "", "is one file; --split makes a profile for each rank: name a folder")
-    console = Console()
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
+    console = terminal.console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with terminal.progress(console, *columns) as progress:
         loaded = models.load(models.resolve(model, progress))
         _move(loaded, device)
         identity = models.identity(loaded)

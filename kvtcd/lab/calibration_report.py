@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from kvtcd.core.split import CANONICAL
 from kvtcd.lab.calibration import Calibration
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.profile_view import curve_table
+from kvtcd.terminal import Table
 
 _MB = 1e6
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from aiohttp import web
 from rich.console import Console
-from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.client import Client
 from kvtcd.core.errors import Unavailable
 from kvtcd.lab import models
@@ -51,8 +51,8 @@ def command(
     """
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console, transient=True) as progress:
+    console = terminal.console()
+    with terminal.progress(console, transient=True) as progress:
         loaded = models.load(models.resolve(model, progress))
     identity = models.identity(loaded, block_tokens=block_tokens)
     with closing(Client(daemon, timeout=10)) as client:

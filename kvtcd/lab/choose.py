@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.codec.choices import Candidate, Choice
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.profile import Profile, build, load, store
@@ -35,6 +34,7 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd import cut
 from kvtcd.lab.statistics import interval, logs, mean
+from kvtcd.terminal import Table
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
 CODECS = ("kvtc2", "kvtc", "tq,mean,norm", "sq,norm", "kivi", "cachegen", "fp8")
@@ -80,10 +80,10 @@ def command(
         Unavailable: the model or scipy cannot be had.
     """
     torch.set_num_threads(threads)
-    console = Console()
+    console = terminal.console()
     asked = [Spec.parse(codec) for codec in codecs or CODECS]
     sources = texts.read(files)
-    with Progress(console=console) as progress:
+    with terminal.progress(console) as progress:
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         source = ProfileSource(file, identity)

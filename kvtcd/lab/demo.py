@@ -17,11 +17,10 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from transformers import DynamicCache
 
+from kvtcd import terminal
 from kvtcd.client import Client
 from kvtcd.codec.choose import codec_for
 from kvtcd.core.errors import ConfigError
@@ -71,8 +70,8 @@ def command(
     if spec.swept:
         raise ConfigError("command line", "--codec", f"{codec!r} has no dial; write for instance kvtc2:0.02")
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
+    console = terminal.console()
+    with terminal.progress(console) as progress, TemporaryDirectory(prefix="kvtcd-") as folder:
         demo = Demo(models.load(models.resolve(model, progress)), Phases(progress), spec.choice())
         own = document is not None
         figures = demo.run(Path(folder), text=_text(document), tokens=tokens, own=own, profile=profile)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
+
+from kvtcd.terminal import Table
 
 _MB = 1e6
 
@@ -92,7 +93,7 @@ def show(console: Console, figures: Figures) -> None:
     console.print(table)
     answers = Table(title="Answered behind the computed and behind the fetched cache", show_lines=True)
     for column in ("question", "computed", "fetched", "fetched from"):
-        answers.add_column(column, overflow="fold")
+        answers.add_column(column)
     for answer in figures.answers:
         source = f"{answer.source}, {answer.fetch_s:.2f} s"
         answers.add_row(answer.question, answer.recomputed, answer.reused, source)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Module
 from transformers import DynamicCache, PreTrainedModel
 
+from kvtcd import terminal
 from kvtcd.codec.rope import Rotation
 from kvtcd.core.errors import BadField, BadIdentity, ConfigError
 from kvtcd.core.identity import Rope
@@ -74,8 +73,8 @@ def command(
         UnsupportedCache, UnsupportedRope: its cache cannot be stored by prefix.
     """
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         loaded = models.load(models.resolve(model, progress))
         found = gather(loaded, files, context, queries, per_file, phases=Phases(progress))
     write(out, found)

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.kvtc2 import GUARD
 from kvtcd.codec.ports import BlobDecoder, Encoder
@@ -38,6 +37,7 @@ from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.rd import cut
 from kvtcd.lab.rd_report import bounds, fraction
+from kvtcd.terminal import Table
 
 _SEED = 0
 
@@ -120,8 +120,8 @@ def command(
         raise ConfigError("--codec", "", f"{codec!r}: only kvtc2 has a guard; say for instance kvtc2:64")
     sources = texts.read(files)
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
@@ -224,7 +224,7 @@ def show(console: Console, figures: Figures) -> None:
     title = f"{figures.model}, {figures.codec}:{figures.dial:g}: contexts of {figures.context:,} tokens"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("", "blocks", "finer", "lossless", "error", "ratio", "KL", "most", "without"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading else "left")
     for row in figures.rows:
         table.add_row(
             row.name, *map(str, (row.blocks, row.finer, row.refused)), f"{row.error:.3g}", f"{row.ratio:.1f}",

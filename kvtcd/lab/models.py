@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress
 from safetensors import SafetensorError
 
+from kvtcd import terminal
 from kvtcd.client.weights import weights_digest
 from kvtcd.core.errors import Unavailable
 from kvtcd.core.layout import Dtype
@@ -84,7 +85,7 @@ def resolve(name_or_folder: str | Path, progress: Progress | None = None) -> Pat
         return _checked_folder(Path(name_or_folder))
     folder = cache_folder() / "models" / f"{name_or_folder}-{package.sha256[:16]}"
     if not folder.is_dir():
-        _make(folder, package, progress or Progress(disable=True))
+        _make(folder, package, progress or terminal.silent())
     return folder
 
 

@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from rich.progress import Progress
 
+from kvtcd import terminal
+
 Advance = Callable[[int], None]
 """Says how many steps of a phase are done, all in all."""
 T = TypeVar("T")
@@ -26,7 +28,7 @@ class Phases:
     """
 
     def __init__(self, progress: Progress | None = None) -> None:
-        self._progress = progress or Progress(disable=True)
+        self._progress = progress or terminal.silent()
         self.seconds: dict[str, float] = {}
 
     @contextmanager

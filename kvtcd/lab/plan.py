@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.codec.dial import Curve
 from kvtcd.codec.kvtc2 import RECENT
 from kvtcd.codec.origin import Origin
@@ -29,6 +29,7 @@ from kvtcd.lab import simulate
 from kvtcd.lab.recording import read_requests
 from kvtcd.lab.speeds import Speeds, known
 from kvtcd.lab.trace import Request
+from kvtcd.terminal import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def command(
         Corrupt: the profile is damaged.
         Unavailable: a plot was asked for, and matplotlib is not installed.
     """
-    console, governing = Console(), load_policy(policy) if policy else Policy("balanced")
+    console, governing = terminal.console(), load_policy(policy) if policy else Policy("balanced")
     requests = read_requests(trace) if trace else []
     length = tokens or (round(sum(r.tokens for r in requests) / len(requests)) if requests else 4096)
     if profile is not None and bytes_per_token is None:
@@ -109,7 +110,7 @@ def command(
         raise ConfigError("command line", "", "say --profile, or --bytes-per-token and --ratio")
     speeds = known(bench, prefill, reuse, overhead_ms, found.bytes_per_token)
     nbytes = [_bytes(budget) for budget in budgets]
-    with Progress(console=console, transient=True) as progress:
+    with terminal.progress(console, transient=True) as progress:
         rows = _found(requests, governing, nbytes, found, progress)
     gains = gains_of(speeds, length) if speeds else []
     show(console, found, length, nbytes=nbytes, rows=rows, gains=gains)

@@ -8,14 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
+from kvtcd import terminal
 from kvtcd.codec.dial import Curve
 from kvtcd.codec.plan import WIDTHS, Plan
 from kvtcd.codec.profile import Profile, StreamProfile, load
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab.figures import write_json
+from kvtcd.terminal import Table
 
 _TYPES = {8: "fp8", 4: "int4", 2: "int2"}
 _HEIGHTS = {8: "█", 4: "▄", 2: "▂", 0: " "}
@@ -37,7 +38,7 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
         profile = load(file)
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
-    show(Console(), profile)
+    show(terminal.console(), profile)
     if plot:
         from kvtcd.lab.profile_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
@@ -163,7 +164,7 @@ def _origin_table(profile: Profile) -> Table:
 def _energy_table(profile: Profile) -> Table:
     table = Table(title="Energy of the rows fitted to, in the first components")
     for heading in ("", "L x H x D", "p", *(f"p/{share}" for share in _SHARES), "rank", "all"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right")
     for described in profile.origin.streams:
         stream = profile.streams[described.name]
         rank, features = stream.basis.shape

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
@@ -80,8 +79,8 @@ def command(
     specs = [Spec.parse(codec) for codec in codecs]
     sources = texts.read(files)
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)

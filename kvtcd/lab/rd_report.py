@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import EqualKl, Point
 from kvtcd.lab.rd_ranking import Surpassed
+from kvtcd.terminal import Table
 
 if TYPE_CHECKING:
     from kvtcd.lab.rd import Figures
@@ -65,7 +65,7 @@ def show(console: Console, figures: Figures) -> None:
     )
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name, _ in _POINTS:
-        table.add_column(name, justify="left" if name == "codec" else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name == "codec" else "right")
     for point in figures.points:
         table.add_row(*(cell(point) for _, cell in _POINTS))
     console.print(table)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.config import load_policy, size
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.keys import RecordKey
@@ -25,6 +25,7 @@ from kvtcd.lab.belady import most_hits
 from kvtcd.lab.recording import read_requests
 from kvtcd.lab.replay import Replay
 from kvtcd.lab.trace import Request
+from kvtcd.terminal import Table
 
 _BLOCKS = re.compile(r"(\d+) ?blocks")
 RAW_LRU = Policy("lru", evict=Evict("lru", leaves_first=False))
@@ -69,8 +70,8 @@ def command(
     requests = read_requests(trace)
     nbytes = block_bytes(requests, bytes_per_token)
     blocks = [budget_blocks(budget, nbytes) for budget in budgets]
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         rows = simulate(requests, tried, blocks, ratios, progress)
     show(console, rows)
     if plot:
@@ -133,7 +134,7 @@ def simulate(
     progress: Progress | None = None,
 ) -> list[Row]:  # fmt: skip
     """Replay a trace under every policy, budget and ratio."""
-    progress = progress or Progress(disable=True)
+    progress = progress or terminal.silent()
     references = sum(len(request.blocks) for request in requests)
 
     def replayed(policy: Policy, capacity: int) -> tuple[float, float]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab import dump as dumps
 from kvtcd.lab.ablate import budgets, real
@@ -89,8 +88,8 @@ def command(
         Unavailable: scipy is not installed, or matplotlib for a plot.
     """
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         if dump:
             figures, journal = _of_caches(preset_name, dump, seed, json, phases)

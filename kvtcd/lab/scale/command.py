@@ -12,8 +12,8 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from kvtcd import terminal
 from kvtcd.config import load_policy
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Evict, Policy
@@ -23,6 +23,7 @@ from kvtcd.lab.scale.fleet import Costs, Fleet, Host, Line, Routing
 from kvtcd.lab.simulate import block_bytes, budget_blocks
 from kvtcd.lab.speeds import Cost, Speeds, break_even, known
 from kvtcd.lab.trace import Request
+from kvtcd.terminal import Table
 
 Caches = Literal["none", "own", "shared"]
 
@@ -129,7 +130,7 @@ def command(
         ConfigError: a file or an option is wrong, or no speed is said.
         Unavailable: a plot was asked for, and matplotlib is not installed.
     """
-    requests, console = read_requests(trace), Console()
+    requests, console = read_requests(trace), terminal.console()
     raw = block_bytes(requests, bytes_per_token)
     if raw is None:
         raise ConfigError("command line", "--bytes-per-token", "is needed: this trace does not say it")
@@ -142,7 +143,7 @@ def command(
         speeds, token_bytes, raw, budget_blocks(budget, raw), room, link_gbit_s * GBIT, store_gbit_s * GBIT,
         latency_ms / 1e3, load_policy(policy) if policy else Policy("balanced"),
     )  # fmt: skip
-    with Progress(console=console, transient=True) as progress:
+    with terminal.progress(console, transient=True) as progress:
         rows = scale(requests, site, hosts=hosts, ratios=ratios, routing=routing, progress=progress)
     least = least_tokens(site, ratios)
     show(console, rows, least)
@@ -167,7 +168,7 @@ def scale(
     hosts: Sequence[int], ratios: Sequence[float], routing: Routing, progress: Progress | None = None,
 ) -> list[Row]:  # fmt: skip
     """Serve a trace by each number of hosts: without caches, at each ratio with their own, and a store."""
-    progress = progress or Progress(disable=True)
+    progress = progress or terminal.silent()
     kinds: list[tuple[Caches, float | None]] = [("none", None)]
     kinds += [(caches, ratio) for ratio in ratios for caches in ("own", "shared")]
     return [

@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
@@ -54,8 +53,8 @@ def command(
     specs = [Spec.parse(codec) for codec in codecs]
     own_tasks = [own_task(own, metric)] if own else []
     torch.set_num_threads(threads)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from kvtcd.lab.codec_spec import Spec, spelled
 from kvtcd.lab.evaluate import Size
 from kvtcd.lab.rd_report import bounds, fraction
 from kvtcd.lab.statistics import Interval, interval, mean
 from kvtcd.lab.tasks.item import Item, Measure, Reply, Task
+from kvtcd.terminal import Table
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def _print(
 ) -> None:
     table = Table(title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")
     for name, _ in columns:
-        table.add_column(name, justify="left" if name in _NAMES else "right", no_wrap=True)
+        table.add_column(name, justify="left" if name in _NAMES else "right")
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
     console.print(table)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
+from kvtcd import terminal
 from kvtcd.codec.profile import Profile, load
 from kvtcd.core.errors import ConfigError, ProfileMismatch
 from kvtcd.lab import dump as dumps
@@ -60,7 +60,7 @@ def command(
         Unavailable: the model cannot be had, or matplotlib for a plot.
     """
     torch.set_num_threads(threads)
-    console = Console()
+    console = terminal.console()
     try:
         profile = load(file)
     except OSError as error:
@@ -68,7 +68,7 @@ def command(
     if model and not files:
         raise ConfigError("--text", "", "a model needs a text to read that the profile was not made from")
     held: Dump | None = None
-    with Progress(console=console) as progress:
+    with terminal.progress(console) as progress:
         if dump:
             held = dumps.load(dump)
         elif model:
