@@ -1,7 +1,8 @@
-# Seven verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS that of test-peers.
+# Seven verbs. PYTHON is the interpreter that makes the environment; VENV is where it goes, PEERS and RIVALS those of test-peers.
 PYTHON ?= python3
 VENV ?= .venv
 PEERS ?= .cache/peers
+RIVALS ?= .cache/rivals
 BIN := $(VENV)/bin
 # Two matrix-product threads on a busy two-core machine spin on each other.
 export OMP_NUM_THREADS ?= 1
@@ -24,10 +25,12 @@ test: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/pytest $(GATE)
 
-# The same against real serving frameworks, in an environment of their own (4 GB, some minutes the first time).
+# The same against real serving frameworks, in an environment of their own (4 GB, some minutes the first time),
+# and against kvpress, in another that the tests start (1.4 GB).
 # Inside an engine a lookup has a deadline and then is a miss, which a machine that stands still for a moment makes of a hit:
 # what fails is run once more, both runs are shown, and what fails again has failed.
-test-peers: $(PEERS)/.installed
+test-peers: $(PEERS)/.installed $(RIVALS)/.installed $(VENV)/.installed
+	KVTCD_RIVALS=$(abspath $(RIVALS))/bin/python $(BIN)/pytest $(GATE) tests/lab/test_eviction.py
 	$(PEERS)/bin/python -m pytest $(GATE) tests/peers || \
 	{ test $$? -eq 1 && $(PEERS)/bin/python -m pytest $(GATE) --last-failed tests/peers; }
 
@@ -55,6 +58,11 @@ $(VENV)/.installed: pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable '.[test]'
+	touch $@
+
+$(RIVALS)/.installed: tests/peers/rivals.txt
+	$(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/python -m pip install --quiet --requirement tests/peers/rivals.txt
 	touch $@
 
 $(PEERS)/.installed: pyproject.toml tests/peers/requirements.txt tests/peers/frameworks.txt tests/peers/constraints.txt

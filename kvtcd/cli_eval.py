@@ -62,6 +62,35 @@ def rate_distortion(
     )  # fmt: skip
 
 
+@app.command("eviction")
+def eviction(
+    *,
+    beside: Annotated[
+        Path,
+        typer.Argument(help="Figures of `kvtcd eval rd --json`: their documents are measured once more."),
+    ],
+    model: ModelOption,
+    method: Annotated[list[str], typer.Option("--method", help="h2o:RATIO or tova:RATIO, several allowed.")],
+    text: Annotated[list[Path], typer.Option(help="The texts of those figures, in the same order.")],
+    python: Annotated[
+        Path, typer.Option(envvar="KVTCD_RIVALS", help="Interpreter of an environment with kvpress.")
+    ],
+    threads: ThreadsOption = 1,
+    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG or SVG.")] = None,
+    json: JsonOption = None,
+) -> None:
+    """Show what dropping tokens costs (H2O and TOVA, by kvpress), beside codecs on the same documents.
+
+    They are dropped before the model sees what follows; the first and last are kept, as with codecs.
+    """
+    from kvtcd.lab.eviction import command as lab  # noqa: PLC0415 - torch and transformers
+
+    lab.command(
+        beside=beside, model=model, methods=method, files=text, python=python, threads=threads, json=json,
+        plot=plot,
+    )  # fmt: skip
+
+
 @app.command("budget")
 def budget(
     *,

@@ -7,9 +7,13 @@ the model reads the continuation behind what came back. `evaluate` has the measu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,6 +33,8 @@ from kvtcd.lab.rd_ranking import Surpassed, surpassed
 from kvtcd.lab.rd_report import show
 from kvtcd.lab.texts import Text
 
+_DERIVED = {"equal_kl", "surpassed"}
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -40,15 +46,23 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What the command finds out; `file_of_documents` are indices of `files`."""
+    """What the command finds out.
+
+    Attributes:
+        windows: most documents of a file.
+        file_of_documents: indices of `files`.
+        digest_of_documents: of their tokens; figures with the same one are of the same documents.
+    """
 
     model: str
     profile: str | None
     files: tuple[str, ...]
     context: int
     continuation: int
+    windows: int
     documents: int
     file_of_documents: tuple[int, ...]
+    digest_of_documents: str
     noise: Noise
     points: tuple[Point, ...]
     equal_kl: tuple[EqualKl, ...]
@@ -90,18 +104,21 @@ def command(
         with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
             results, noise = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
     groups = [document.file for document in documents]
+    measured = tuple(points(results, groups, 16 * identity.layout.token_elements))
     figures = Figures(
         model=loaded.folder.name,
         profile=source.digest,
         files=tuple(source.name for source in sources),
         context=context,
         continuation=continuation,
+        windows=per_file,
         documents=len(documents),
         file_of_documents=tuple(groups),
+        digest_of_documents=digest(documents),
         noise=noise_of(noise, groups),
-        points=tuple(points(results, groups, 16 * identity.layout.token_elements)),
+        points=measured,
         equal_kl=tuple(equal_kl(results, groups)),
-        surpassed=tuple(surpassed(results)),
+        surpassed=tuple(surpassed(measured)),
     )
     show(console, figures)
     if plot:
@@ -129,6 +146,51 @@ def cut(
                 source.name, "", f"has {len(tokens)} tokens, less than the {length} of one document"
             )
     return [Document(file, (*start, *window)) for file, window in windows(ids, length, per_file)]
+
+
+def digest(documents: Sequence[Document]) -> str:
+    """Return 64 hex digits that stand for the tokens of documents, in their order."""
+    return sha256(dumps([document.tokens for document in documents]).encode()).hexdigest()
+
+
+def read_figures(path: Path) -> Figures:
+    """Read what `--json` wrote; equal ratios and rankings, which follow from the points, are left out.
+
+    Raises:
+        ConfigError: the file cannot be read, or is something else.
+    """
+    try:
+        found = loads(path.read_text("utf-8"))
+        if found["command"] != "eval rd":
+            raise ConfigError(path, "", f"is of `kvtcd {found['command']}`, not of `kvtcd eval rd`")
+        own = {field.name: found[field.name] for field in fields(Figures) if field.name not in _DERIVED}
+        return Figures(
+            **own | {
+                "files": tuple(own["files"]),
+                "file_of_documents": tuple(own["file_of_documents"]),
+                "noise": Noise(**_numbers(own["noise"])),
+                "points": tuple(Point(**_numbers(point)) for point in own["points"]),
+            },
+            equal_kl=(),
+        )  # fmt: skip
+    except OSError as error:
+        raise ConfigError(path, "", f"cannot be read: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            path, "", f"is no output of this version's `kvtcd eval rd --json`: {error}"
+        ) from error
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers that JSON has no word for were written as null."""
+    return {
+        name: math.nan
+        if value is None and name != "dial"
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+        for name, value in values.items()
+    }
 
 
 def measure(

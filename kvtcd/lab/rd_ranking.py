@@ -9,16 +9,14 @@ below .06, and the interval has to do.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 
 import numpy as np
 
 from kvtcd.lab.ablate.paired import holm, paired
-from kvtcd.lab.codec_spec import Spec
-from kvtcd.lab.evaluate import Measured
+from kvtcd.lab.codec_spec import spelled
+from kvtcd.lab.rd_points import Point
 from kvtcd.lab.statistics import logs
 
 SAME_BYTES = 1.02
@@ -51,26 +49,30 @@ class Surpassed:
         return self.hi < 1
 
 
-def surpassed(results: Mapping[Spec, Sequence[Measured]]) -> list[Surpassed]:
+def surpassed(points: Sequence[Point]) -> list[Surpassed]:
     """Return the points that another codec surpasses, each with the best of those that store no more."""
-    sizes = {spec: reduce(add, (one.size for one in own)).coded for spec, own in results.items()}
-    kl = {spec: logs([one.quality.kl for one in own]) for spec, own in results.items()}
-    if len(next(iter(kl.values()), ())) < 2:
+    if not points or len(points[0].kl_of_documents) < 2:
         return []
+    kl = [logs(point.kl_of_documents) for point in points]
+    bits = [point.bits_per_token for point in points]
     pairs = []
-    for spec, size in sizes.items():
-        others = [o for o in sizes if o.codec != spec.codec and sizes[o] <= SAME_BYTES * size]
-        best = min(others, key=lambda other: float(kl[other].mean()), default=None)
-        if best and kl[best].mean() < kl[spec].mean():
-            pairs.append((spec, best))
+    for of, point in enumerate(points):
+        others = [
+            by for by, other in enumerate(points)
+            if other.codec != point.codec and bits[by] <= SAME_BYTES * bits[of]
+        ]  # fmt: skip
+        best = min(others, key=lambda by: float(kl[by].mean()), default=None)
+        if best is not None and kl[best].mean() < kl[of].mean():
+            pairs.append((of, best))
     if not pairs:
         return []
     tested = paired(
         np.stack([kl[by] for _, by in pairs], axis=1), np.stack([kl[of] for of, _ in pairs], axis=1)
     )
+    names = [spelled(point.codec, point.dial) for point in points]
     found = [
         Surpassed(
-            str(of), str(by), sizes[of] / sizes[by], own.times, math.exp(own.lo), math.exp(own.hi), own.p
+            names[of], names[by], bits[of] / bits[by], own.times, math.exp(own.lo), math.exp(own.hi), own.p
         )
         for (of, by), own in zip(pairs, tested, strict=True)
     ]

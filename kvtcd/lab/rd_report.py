@@ -48,8 +48,8 @@ _SURPASSED: tuple[tuple[str, Callable[[Surpassed], str]], ...] = (
 
 
 def fraction(value: float, digits: int) -> str:
-    """Write a number without the zero in front of its point."""
-    return f"{value:.{digits}f}".replace("-0.", "-.").removeprefix("0")
+    """Write a number without the zero in front of its point; nothing where there is none."""
+    return "" if math.isnan(value) else f"{value:.{digits}f}".replace("-0.", "-.").removeprefix("0")
 
 
 def bounds(lo: float, hi: float, digits: int) -> str:

@@ -21,6 +21,7 @@ from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import evaluate, models, rd
 from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.figures import write_json
 from kvtcd.lab.rd_plot import draw
 from kvtcd.lab.rd_points import EqualKl, Noise, equal_kl, noise_of, points
 from kvtcd.lab.rd_report import show
@@ -60,8 +61,10 @@ def figures(world, measured) -> rd.Figures:
         files=("long", "short"),
         context=CONTEXT,
         continuation=CONTINUATION,
+        windows=WINDOWS,
         documents=len(documents),
         file_of_documents=tuple(groups),
+        digest_of_documents=rd.digest(documents),
         noise=noise_of(noise, groups),
         points=tuple(points(results, groups, 16 * world[1].layout.token_elements)),
         equal_kl=tuple(equal_kl(results, groups)),
@@ -77,6 +80,37 @@ def test_documents_are_windows_spread_over_each_file(world) -> None:
     starts = [0, 3 * 220, 6 * 220]  # of the nine windows of 220 tokens that 2,000 letters have
     long = [document.tokens for document in documents if document.file == 0]
     assert long == [tuple(letters[0][start : start + 220]) for start in starts]
+
+
+def test_figures_are_read_as_they_were_written(figures, tmp_path) -> None:
+    write_json(tmp_path / "rd.json", "eval rd", dataclasses.asdict(figures))
+    found = rd.read_figures(tmp_path / "rd.json")
+    assert repr(found) == repr(dataclasses.replace(figures, equal_kl=()))  # NaN is not equal to itself
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("no figures", "is no output"),
+        ("[]", "is no output"),
+        ('{"command": "eval guard"}', "is of `kvtcd eval guard`"),
+        ('{"command": "eval rd", "model": "toy"}', "is no output of this version"),
+        ('{"command": "eval rd", "noise": 1, "points": 3}', "is no output"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_figures_is_refused(tmp_path, text, said) -> None:
+    path = tmp_path / "rd.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        rd.read_figures(path)
+
+
+def test_documents_have_a_digest_of_their_own(world) -> None:
+    documents = rd.cut(world[0], TEXTS[:2], CONTEXT, CONTINUATION, WINDOWS)
+    assert rd.digest(documents) == rd.digest(rd.cut(world[0], TEXTS[:2], CONTEXT, CONTINUATION, WINDOWS))
+    assert len({rd.digest(part) for part in (documents, documents[:-1], documents[::-1])}) == 3
 
 
 def test_each_document_begins_with_the_bos_of_its_model(world) -> None:
