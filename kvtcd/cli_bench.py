@@ -55,6 +55,9 @@ def codec(
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
     device: Annotated[str, typer.Option(help="Where codecs and products run: cpu, cuda.")] = "cpu",
+    predict: Annotated[
+        str, typer.Option(help="Measure nothing, predict what a GPU takes: h100, h200.", metavar="CARD")
+    ] = "",
     seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, all in all.")] = 240,
     json: JsonOption = None,
     plot: PlotOption = None,
@@ -64,7 +67,7 @@ def codec(
 
     lab.command(
         features=p or [], ranks=rank or [], codecs=codec or [], threads=threads, device=device,
-        seconds=seconds, json=json, plot=plot,
+        predict=predict, seconds=seconds, json=json, plot=plot,
     )  # fmt: skip
 
 

@@ -151,5 +151,5 @@ def product_dtype(device: torch.device) -> torch.dtype:
 
 def _layer_blocks(view: Tensor) -> list[slice]:
     layers = len(view)
-    at_once = layers if view.device.type == "cuda" else max(1, _CACHED // view[0].numel())
+    at_once = layers if view.device.type != "cpu" else max(1, _CACHED // view[0].numel())
     return [slice(first, first + at_once) for first in range(0, layers, at_once)]

@@ -3,7 +3,8 @@
 For each number of features and each rank a profile and a block are made up (`bench_codec_case`). The codecs
 run as a daemon runs them, both halves one after the other, beside the bare products in their fastest form
 (`bench_codec_floor`) and beside packers without a transform (`bench_codec_packers`), all in turn and on the
-same bytes (`bench_codec_timing`). A figure is that of the run of median time.
+same bytes (`bench_codec_timing`). A figure is that of the run of median time. For a card the same stages are
+predicted (`bench_codec_predict`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from kvtcd.lab.bench_codec_case import TOKENS, Case, check, make
 from kvtcd.lab.bench_codec_figures import Figures, Floor, Row, speeds, stages
 from kvtcd.lab.bench_codec_floor import Products, products
 from kvtcd.lab.bench_codec_packers import CODECS, PEERS, Packer, codec, peer
+from kvtcd.lab.bench_codec_predict import CARDS, Predicted, card_named, predict_stages, tables
 from kvtcd.lab.bench_codec_timing import Clock, DeviceClock, HostClock, Run, in_turn
 from kvtcd.lab.figures import write_json
+from kvtcd.terminal import Table
 
 FEATURES = (5760, 14_336, 32_768)
 RANKS = (512, 1024, 2048)
@@ -44,11 +47,14 @@ def command(
     codecs: Sequence[str],
     threads: int,
     device: str,
+    predict: str,
     seconds: float,
     json: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure, show tables, and write figures and a plot if asked.
+    """Measure or predict, show tables, and write figures and a plot if asked.
+
+    What is measured on a card of which something is known is predicted as well.
 
     Args:
         features: of each stream; none: `FEATURES`.
@@ -56,12 +62,13 @@ def command(
         codecs: of `CODECS` and `PEERS`; none: all.
         threads: of the CPU.
         device: where codecs and products run.
-        seconds: about how long all that may take.
+        predict: a card of `CARDS`: measure nothing, predict what it takes; empty: measure.
+        seconds: about how long measuring may take.
         json: file for the figures.
         plot: file for the plot.
 
     Raises:
-        ConfigError: no such codec, shape, rank or device.
+        ConfigError: no such codec, shape, rank, device or card.
         Unavailable: the device is not there, or a library.
     """
     known = (*CODECS, *PEERS)
@@ -70,19 +77,44 @@ def command(
     sizes = [(p, rank) for p in features or FEATURES for rank in ranks or _fitting(p)]
     for p, rank in sizes:
         check(p, rank)
-    accelerator = accelerator_for(device)
-    bench = Bench(codecs or known, accelerator, DeviceClock() if accelerator else HostClock(threads))
-    with _threads(threads):
-        with terminal.progress(terminal.console(), transient=True) as progress:
+    if predict and predict not in CARDS:
+        raise ConfigError("--predict", "", f"{predict!r} is not one of {', '.join(CARDS)}")
+    accelerator = None if predict else accelerator_for(device)
+    figures = Figures((), ())
+    with _threads(threads), terminal.progress(terminal.console(), transient=True) as progress:
+        if not predict:
+            clock = DeviceClock() if accelerator else HostClock(threads)
+            bench = Bench(codecs or known, accelerator, clock)
             figures = bench.measure(sizes, seconds, progress)
-        if json:
-            write_json(json, "bench codec", {"tokens": TOKENS, **asdict(figures)})
-    for table in (speeds(figures), *stages(figures)):
+        card = predict or (card_named(torch.cuda.get_device_name(accelerator.device)) if accelerator else "")
+        transformed = [name for name in CODECS if not codecs or name in codecs]
+        foreseen = _foreseen(sizes, transformed, card, progress) if card else []
+    if json:
+        stages_ = [{**asdict(one), "seconds": one.seconds} for one in foreseen]
+        found = {"tokens": TOKENS, **asdict(figures), "card": card, "predicted": stages_}
+        write_json(json, "bench codec", found)
+    for table in (*_measured(figures), *(tables(card, foreseen, figures.rows) if card else ())):
         terminal.console().print(table)
-    if plot:
+    if plot and not predict:
         from kvtcd.lab.bench_codec_plot import draw  # noqa: PLC0415 - an extra
 
         draw(figures, plot)
+
+
+def _measured(figures: Figures) -> tuple[Table, ...]:
+    return (speeds(figures), *stages(figures)) if figures.rows else ()
+
+
+def _foreseen(
+    sizes: Sequence[tuple[int, int]], codecs: Sequence[str], card: str, progress: Progress
+) -> list[Predicted]:
+    """Predict all cases, given as features and rank."""
+    found: list[Predicted] = []
+    for p, rank in progress.track(sizes, description=f"predicting for {card}"):
+        case = make(p, rank)
+        for name in codecs:
+            found += predict_stages(name, case, CARDS[card])
+    return found
 
 
 def _fitting(p: int) -> list[int]:

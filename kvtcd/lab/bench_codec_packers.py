@@ -61,7 +61,8 @@ def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     raw, out = case.raw, torch.empty_like(case.raw)
     if accelerator:
         encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
-        raw, out = raw.pin_memory(), out.pin_memory()
+        if device.type == "cuda":
+            raw, out = raw.pin_memory(), out.pin_memory()
     scratch = HeapScratch()
 
     def encode() -> Encoded:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from support import fake_cuda, fake_nvcomp
 from support.codec_world import World, centred_error, kv, mla
-from support.second_device import DEVICE, SecondDevice
 
 from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
@@ -24,6 +23,7 @@ from kvtcd.codec.staged import Accelerator
 from kvtcd.core.blob import CodecId, parse
 from kvtcd.core.errors import Corrupt
 from kvtcd.core.policy import CodecChoice
+from kvtcd.lab.second_device import DEVICE, SecondDevice
 
 WORLD = World(kv())
 TOKENS, FIRST = 160, 64

@@ -1,0 +1,103 @@
+"""What a codec asks of a GPU for one block, by stage, counted while it runs on a stand-in.
+
+Nothing is estimated: the codec itself runs on `second_device`, and whatever a GPU would be told to do is
+noted. Only the entropy stage, which runs on the CPU there, is chunks and their raw bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+
+from kvtcd.codec.ports import Encoded
+from kvtcd.codec.staged import Accelerator
+from kvtcd.codec.stages import Stopwatch
+from kvtcd.core.blob import parse
+from kvtcd.lab.bench_codec_case import Case
+from kvtcd.lab.bench_codec_packers import codec
+from kvtcd.lab.bench_codec_timing import OTHER
+from kvtcd.lab.second_device import DEVICE, Operation, SecondDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one stage and one block.
+
+    Attributes:
+        launches: kernels and copies that the host tells the device of, one by one.
+        waits: how often the host waits until the device has come so far.
+        flop: of matrix products, two for each multiplication.
+        memory: bytes read and written on the device, as if nothing stayed in its caches.
+        bus: bytes to or from host memory.
+        chunks: of DEFLATE.
+        codes: raw bytes of these chunks.
+    """
+
+    launches: int = 0
+    waits: int = 0
+    flop: int = 0
+    memory: int = 0
+    bus: int = 0
+    chunks: int = 0
+    codes: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+Stages = dict[str, Work]
+
+
+def counted(name: str, case: Case) -> dict[str, Stages]:
+    """Count the work of a codec for the block of a case: by way, ``encode`` and ``decode``, and by stage.
+
+    Matrix products have the element type that they have on this CPU.
+    """
+    done: list[Operation] = []
+    with SecondDevice(done.append):
+        packer = codec(name, case, Accelerator(DEVICE))
+        encoded = packer.encode()  # this and the next put on the device what stays there
+        packer.decode()
+        found = {
+            way: _by_stage(call, done) for way, call in (("encode", packer.encode), ("decode", packer.decode))
+        }
+    assert isinstance(encoded, Encoded)
+    sections = parse(memoryview(encoded.blob)).sections
+    entropy = Work(
+        chunks=sum(len(section.chunks) for section in sections),
+        codes=sum(section.raw_bytes for section in sections),
+    )
+    found["encode"]["deflate"] = found["decode"]["inflate"] = entropy
+    return found
+
+
+def _by_stage(call: Callable[[], object], done: list[Operation]) -> Stages:
+    done.clear()
+    watch = Stopwatch(lambda: len(done))
+    with watch.running():
+        call()
+    found: Stages = {}
+    for stage, operations in _split(watch, done):
+        for operation in operations:
+            found[stage] = found.get(stage, Work()) + _work(operation)
+    return found
+
+
+def _split(watch: Stopwatch, done: list[Operation]) -> Iterator[tuple[str, list[Operation]]]:
+    end = 0
+    for stage, first, last in watch.spans:
+        yield OTHER, done[end:first]
+        yield stage, done[first:last]
+        end = last
+    yield OTHER, done[end:]
+
+
+def _work(operation: Operation) -> Work:
+    product = operation.name == "mm"
+    return Work(
+        launches=int(operation.launches),
+        waits=int(operation.waits),
+        flop=2 * operation.read[0].numel() * operation.read[1][1] if product else 0,
+        memory=operation.nbytes,
+        bus=operation.crosses,
+    )
