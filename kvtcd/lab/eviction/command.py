@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 from safetensors.torch import load_file
 
+from kvtcd import terminal
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.lab import models, texts
 from kvtcd.lab.evaluate import SINKS, WINDOW, Quality, quality
@@ -85,8 +84,8 @@ def command(
     wanted = [Method.parse(method) for method in methods]
     known = read_figures(beside)
     sources = texts.read(files)
-    console = Console()
-    with Progress(console=console) as progress:
+    console = terminal.console()
+    with terminal.progress(console) as progress:
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         token_bits = 16 * models.identity(loaded).layout.token_elements
