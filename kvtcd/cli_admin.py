@@ -9,7 +9,7 @@ import typer
 
 from kvtcd import config
 from kvtcd.core import access
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import BadRequest, ConfigError
 
 app = typer.Typer()
 
@@ -117,7 +117,9 @@ def purge(
     from kvtcd.client import Client  # noqa: PLC0415 - the commands that ask no daemon start without it
 
     with Client(address) as client:
-        client.namespace(name)  # or it says now that there is none
+        if name not in (known := sorted(info.name for info in client.namespaces())):
+            there = f"there are {', '.join(known)}" if known else "there is none at all"
+            raise BadRequest("namespace", f"{name!r} is none of yours on {client.address}; {there}")
         yes or typer.confirm(f"Remove namespace {name} and all its blocks from {client.address}?", abort=True)
         removed = client.purge(name, deadline=deadline)
     typer.echo(f"{removed.removed:,} blocks of {name} are gone")

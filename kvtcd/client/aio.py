@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from kvtcd.client import endpoints
 from kvtcd.client.aio_daemon import AsyncDaemonClient
 from kvtcd.client.arguments import engine_keys
-from kvtcd.client.call import Options, flat, room
+from kvtcd.client.call import Options, Salt, flat, room
 from kvtcd.client.device import Data, DevicePart, Room, rooms, take_over
 from kvtcd.client.groups import groups, on_host
 from kvtcd.client.regions import in_region, one_each
@@ -45,7 +45,7 @@ class AsyncClient(AsyncDaemonClient):
         *,
         all_ranks: bool = False,
         lease: float | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier."""
@@ -60,7 +60,7 @@ class AsyncClient(AsyncDaemonClient):
         *,
         all_ranks: bool = False,
         lease: float | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
@@ -74,7 +74,7 @@ class AsyncClient(AsyncDaemonClient):
         keys: Iterable[bytes],
         seconds: float,
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> LeaseInfo:
         """Keep blocks, wherever they are, for so many seconds; all of them or none.
@@ -100,7 +100,7 @@ class AsyncClient(AsyncDaemonClient):
         data: Data,
         *,
         durable: bool = False,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> BlockResult:
         """Store a block of raw bytes; with `durable`, return once it is on disk."""
@@ -120,7 +120,7 @@ class AsyncClient(AsyncDaemonClient):
         blocks: Iterable[tuple[BlockHead, Data]],
         *,
         durable: bool = False,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> tuple[BlockResult, ...]:
         """Store blocks; without parents of their own they continue each other in order. A result for each."""
@@ -149,7 +149,7 @@ class AsyncClient(AsyncDaemonClient):
         key: bytes,
         *,
         out: bytearray | memoryview | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> memoryview:
         """Return the raw bytes of a block, in `out` if given: a buffer that is used again saves much time."""
@@ -175,7 +175,7 @@ class AsyncClient(AsyncDaemonClient):
         keys: Iterable[bytes],
         *,
         out: Sequence[bytearray | memoryview] | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> AsyncIterator[tuple[EngineKey, memoryview | None]]:
         """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for."""
@@ -215,7 +215,7 @@ class AsyncClient(AsyncDaemonClient):
         keys: Iterable[bytes],
         out: Sequence[Room],
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> list[int | None]:
         """Read blocks into memory of the host or of a GPU; return how many bytes of each, None for a miss."""
@@ -233,9 +233,7 @@ class AsyncClient(AsyncDaemonClient):
         await asyncio.to_thread(take_over, out, got)
         return got
 
-    async def delete(
-        self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None
-    ) -> bool:
+    async def delete(self, name: str, key: bytes, *, salt: Salt = "", deadline: float | None = None) -> bool:
         """Remove a block from every tier; tell whether there was one.
 
         Raises:
@@ -252,7 +250,7 @@ class AsyncClient(AsyncDaemonClient):
         name: str,
         keys: Iterable[bytes] | None = None,
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> tuple[BlockResult, ...]:
         """Return once blocks are on disk; without `keys`, all of the namespace."""
@@ -264,7 +262,7 @@ class AsyncClient(AsyncDaemonClient):
         keys: Iterable[bytes],
         *,
         wait: bool = True,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Operation:
         """Move blocks to disk and out of host memory; with `wait`, return once that has ended."""
@@ -278,7 +276,7 @@ class AsyncClient(AsyncDaemonClient):
         *,
         to: Tier = Tier.HOST,
         wait: bool = True,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Operation:
         """Bring blocks up to a tier of memory ahead of need; with `wait`, return once that has ended."""

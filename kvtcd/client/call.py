@@ -16,6 +16,8 @@ from kvtcd.core.problem import error_from
 
 T_co = TypeVar("T_co", covariant=True)
 Buffer = bytes | bytearray | memoryview
+Salt = str | bytes
+"""Parts the blocks of one tenant further; text stands for its UTF-8."""
 
 POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
@@ -28,12 +30,12 @@ class Options:
         BadRequest: no time at all, or less.
     """
 
-    salt: bytes = b""
+    salt: Salt = ""
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.salt, bytes | bytearray | memoryview):
-            raise TypeError(f"salt: bytes, not {type(self.salt).__name__}")
+        if not isinstance(self.salt, str | Buffer):
+            raise TypeError(f"salt: text or bytes, not {type(self.salt).__name__}")
         if self.deadline is not None:
             seconds("deadline", self.deadline)
 
@@ -41,7 +43,8 @@ class Options:
         """Return the headers."""
         headers = {}
         if self.salt:
-            headers[SALT_HEADER] = base64.urlsafe_b64encode(self.salt).decode()
+            salt = self.salt.encode() if isinstance(self.salt, str) else self.salt
+            headers[SALT_HEADER] = base64.urlsafe_b64encode(salt).decode()
         if self.deadline is not None:
             headers[DEADLINE_HEADER] = str(max(1, round(self.deadline * 1000)))
         return headers

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from kvtcd.client import endpoints
 from kvtcd.client.arguments import engine_keys
-from kvtcd.client.call import Options, flat, room
+from kvtcd.client.call import Options, Salt, flat, room
 from kvtcd.client.connections import fill
 from kvtcd.client.daemon import DaemonClient, require_ok
 from kvtcd.client.device import Data, DevicePart, Room, rooms, take_over
@@ -26,8 +26,8 @@ class Client(DaemonClient):
     """A client of one daemon. Any thread may use it.
 
     Every method raises the error of `core.errors` that the daemon met, `Unavailable` if there is no daemon,
-    and `DeadlineExceeded` if it does not answer. `salt` parts the blocks of one tenant further; `deadline`
-    is in seconds.
+    and `DeadlineExceeded` if it does not answer. `salt` parts the blocks of one tenant further (text stands
+    for its UTF-8); `deadline` is in seconds.
 
     Args:
         address: path of the daemon's socket, or ``http://host:port``; default ``$KVTCD_SOCKET``, else
@@ -51,7 +51,7 @@ class Client(DaemonClient):
         *,
         all_ranks: bool = False,
         lease: float | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Matches:
         """Say of each key whether its block is there, and in which tier.
@@ -71,7 +71,7 @@ class Client(DaemonClient):
         *,
         all_ranks: bool = False,
         lease: float | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Matches:
         """Find the longest stored prefix of a token sequence under our own key chain."""
@@ -85,7 +85,7 @@ class Client(DaemonClient):
         keys: Iterable[bytes],
         seconds: float,
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> LeaseInfo:
         """Keep blocks, wherever they are, for so many seconds; all of them or none.
@@ -111,7 +111,7 @@ class Client(DaemonClient):
         data: Data,
         *,
         durable: bool = False,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> BlockResult:
         """Store a block of raw bytes; with `durable`, return once it is on disk.
@@ -136,7 +136,7 @@ class Client(DaemonClient):
         blocks: Iterable[tuple[BlockHead, Data]],
         *,
         durable: bool = False,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> tuple[BlockResult, ...]:
         """Store blocks; without parents of their own they continue each other in order. A result for each."""
@@ -163,7 +163,7 @@ class Client(DaemonClient):
         key: bytes,
         *,
         out: bytearray | memoryview | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> memoryview:
         """Return the raw bytes of a block, in `out` if given: a buffer that is used again saves much time.
@@ -191,7 +191,7 @@ class Client(DaemonClient):
         keys: Iterable[bytes],
         *,
         out: Sequence[bytearray | memoryview] | None = None,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Iterator[tuple[EngineKey, memoryview | None]]:
         """Yield each key with the raw bytes of its block, or None for a miss, in the order asked for.
@@ -230,7 +230,7 @@ class Client(DaemonClient):
         keys: Iterable[bytes],
         out: Sequence[Room],
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> list[int | None]:
         """Read blocks into memory of the host or of a GPU; return how many bytes of each, None for a miss."""
@@ -248,7 +248,7 @@ class Client(DaemonClient):
         take_over(out, got)
         return got
 
-    def delete(self, name: str, key: bytes, *, salt: bytes = b"", deadline: float | None = None) -> bool:
+    def delete(self, name: str, key: bytes, *, salt: Salt = "", deadline: float | None = None) -> bool:
         """Remove a block from every tier; tell whether there was one.
 
         Raises:
@@ -265,7 +265,7 @@ class Client(DaemonClient):
         name: str,
         keys: Iterable[bytes] | None = None,
         *,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> tuple[BlockResult, ...]:
         """Return once blocks are on disk; without `keys`, all of the namespace."""
@@ -277,7 +277,7 @@ class Client(DaemonClient):
         keys: Iterable[bytes],
         *,
         wait: bool = True,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Operation:
         """Move blocks to disk and out of host memory; with `wait`, return once that has ended."""
@@ -291,7 +291,7 @@ class Client(DaemonClient):
         *,
         to: Tier = Tier.HOST,
         wait: bool = True,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> Operation:
         """Bring blocks up to a tier of memory ahead of need; with `wait`, return once that has ended."""

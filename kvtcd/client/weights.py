@@ -25,7 +25,7 @@ _SUFFIXES = (".safetensors", ".gguf")
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000
 """Bytes of JSON before safetensors itself refuses a file."""
-_GGUF_HEADER = 1 << 16
+_GGUF, _GGUF_HEADER = b"GGUF", 1 << 16
 _PAGE = 4096
 _PAGES = 64
 _CHUNK = 1 << 20
@@ -92,11 +92,18 @@ def _size_and_digest(domain: bytes, path: Path) -> tuple[bytes, bytes]:
 
 def _sample(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
     """Yield the header and the sampled pages of a file, first and last page among them."""
-    yield file.read(_GGUF_HEADER) if path.suffix == ".gguf" else _safetensors_header(path, file, size)
+    is_gguf = path.suffix == ".gguf" or _begins_as_gguf(file)
+    yield file.read(_GGUF_HEADER) if is_gguf else _safetensors_header(path, file, size)
     last = max(size - 1, 0) // _PAGE
     for page in sorted({i * last // (_PAGES - 1) for i in range(_PAGES)}):
         file.seek(page * _PAGE)
         yield file.read(_PAGE)
+
+
+def _begins_as_gguf(file: BinaryIO) -> bool:
+    begin = file.read(len(_GGUF))
+    file.seek(0)
+    return begin == _GGUF
 
 
 def _safetensors_header(path: Path, file: BinaryIO, size: int) -> bytes:

@@ -36,7 +36,7 @@ def opened(
         file=model or llama.props().model, adapters=tuple(adapters), variant=variant, full_digest=full_digest
     )
     with Client(daemon) as client:
-        yield Slots(client, llama, what, salt=salt.encode()), llama
+        yield Slots(client, llama, what, salt=salt), llama
 
 
 def tokens_of(server: LlamaServer, *, prompt: Path | None, messages: Path | None) -> list[int]:

@@ -8,7 +8,7 @@ import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from kvtcd.core.fields import Fields, json_object
 
 _SECONDS = 600.0
 """A slot that answers somebody is saved when it is done."""
+_FOLDER_OPTION = b"--slot-save-path"
 
 
 @dataclass(frozen=True, slots=True)
 class Props:
-    """What a server says of itself: its build, the model's file as it was told, and tokens of a slot."""
+    """What a server says of itself: its build, the file of the model, tokens of a slot, and slots."""
 
     build: str
     model: Path
     n_ctx: int
+    slots: int
 
 
 class LlamaServer:
@@ -51,8 +53,9 @@ class LlamaServer:
         given = Fields(self._ask("/props"), "props")
         settings = Fields(given.value("default_generation_settings"), "default_generation_settings")
         return Props(
-            given.text("build_info"), Path(given.text("model_path")), settings.integer("n_ctx", 1, 1 << 31)
-        )
+            given.text("build_info"), Path(given.text("model_path")), settings.integer("n_ctx", 1, 1 << 31),
+            given.integer("total_slots", 1, 1 << 31),
+        )  # fmt: skip
 
     @contextmanager
     def saved(self, slot: int) -> Iterator[Path]:
@@ -64,9 +67,10 @@ class LlamaServer:
         with self.file() as path:
             self._ask(f"/slots/{slot}?action=save", {"filename": path.name})
             if not path.is_file():
-                raise Unavailable(
-                    f"the server has saved slot {slot}, but not in {self._folder}; give its --slot-save-path"
-                )
+                gone = _removed_elsewhere(path.name)
+                left = "" if gone else f", and remove {path.name} there"
+                why = f"the server has saved slot {slot}, but not in {self._folder}"
+                raise Unavailable(f"{why}; give its --slot-save-path{left}")
             yield path
 
     @contextmanager
@@ -110,6 +114,25 @@ class LlamaServer:
                 raise ServerError(error.code, "llama.cpp", _said(error.read())) from None
         except OSError as error:
             raise Unavailable(f"no llama.cpp server answers on {self._url}: {error}") from None
+
+
+def _removed_elsewhere(name: str) -> bool:
+    """Remove a file from the slot folder of whichever server of this host has it; tell whether one had.
+
+    No server says where its folder is, nor whether it is a certain one before it has saved something there;
+    the command lines of this host's processes do, as far as this user may see them.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = process.joinpath("cmdline").read_bytes().split(b"\0")
+            folder = (
+                os.fsdecode(words[words.index(_FOLDER_OPTION) + 1]) if _FOLDER_OPTION in words[:-1] else ""
+            )
+            root = process / ("root" if folder.startswith("/") else "cwd")
+            if folder:
+                root.joinpath(folder.lstrip("/"), name).unlink()
+                return True
+    return False
 
 
 def _said(body: bytes) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtcd.client import BlockHead, Client
+from kvtcd.client.call import Salt
 from kvtcd.client.weights import adapter_digest, weights_digest
-from kvtcd.core.errors import NotFound, Unavailable
+from kvtcd.core.errors import BadMagic, BadRequest, NotFound, Unavailable
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey, token_array
 from kvtcd.integrations.llamacpp_blocks import (
@@ -35,6 +36,7 @@ from kvtcd.integrations.opaque import opaque
 _ASKED = 4096
 """Keys of one match."""
 _DEADLINE = 600.0
+_GGUF = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +81,23 @@ class Slots:
 
     Raises:
         Unavailable: the model's file is not where it is said to be, or there is no server.
+        BadMagic: it, or an adapter's, is no GGUF file.
     """
 
-    def __init__(self, client: Client, server: LlamaServer, model: Model, *, salt: bytes = b"") -> None:
+    def __init__(self, client: Client, server: LlamaServer, model: Model, *, salt: Salt = "") -> None:
         self._client, self._server, self._salt = client, server, salt
-        self._facts = _facts(server.props(), model)
+        props = server.props()
+        self._count, self._facts = props.slots, _facts(props, model)
 
     def save(self, slot: int) -> SlotReport:
         """Store a slot, durably.
 
         Raises:
+            BadRequest: the server has no such slot.
             UnsupportedCache: it holds more than a plain cache.
             Corrupt: the server has written what is no slot file.
         """
+        self._require(slot)
         with self._server.saved(slot) as path:
             data = _mapped(path)
             held = read(data)
@@ -118,9 +124,11 @@ class Slots:
         An empty slot reads one token for this: nothing else tells in which form the server keeps its cache.
 
         Raises:
+            BadRequest: the server has no such slot.
             ServerError: the server does not take the file.
             Unavailable: it has taken another number of tokens than the file has.
         """
+        self._require(slot)
         form = self._form(slot)
         name, digest = self._namespace(form), self._identity(form).digest
         for count, key in self._saved_prefixes(name, digest, token_array(tokens)):
@@ -135,6 +143,11 @@ class Slots:
                     )
                 return SlotReport(count, nbytes)
         return SlotReport(0, 0)
+
+    def _require(self, slot: int) -> None:
+        """Refuse a slot that is not there: the server would take another for it."""
+        if not 0 <= slot < self._count:
+            raise BadRequest("slot", f"{slot} is none of the server's, which are 0 to {self._count - 1}")
 
     def _form(self, slot: int) -> Form:
         held = self._look(slot)
@@ -209,8 +222,12 @@ class Slots:
 
 def _facts(props: Props, model: Model) -> tuple[str, str, str, str]:
     """Return the model's name, digests of its file and of adapters, and one of all that is in no file."""
-    if not model.file.is_file():
-        raise Unavailable(f"{model.file} is no file; give that of the model as this host sees it")
+    for file in (model.file, *model.adapters):
+        if not file.is_file():
+            raise Unavailable(f"{file} is no file; give that of the model or adapter as this host sees it")
+        with file.open("rb") as begin:
+            if begin.read(len(_GGUF)) != _GGUF:
+                raise BadMagic(str(file), "is no GGUF file; give that which the server has loaded")
     settings = hashlib.sha256(f"{props.build}\n{props.n_ctx}\n{model.variant}".encode()).hexdigest()[:32]
     name = "".join(c if c.isascii() and c.isprintable() else "-" for c in model.file.stem).strip()[:64]
     return (

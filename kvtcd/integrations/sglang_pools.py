@@ -73,7 +73,7 @@ class Pools:
             self._log.error("kvtcd: pages of pool %s are neither stored nor loaded: %s", name, error)
             return
         seconds = float(given.timeout_seconds)
-        store = Store(self._link, identity, salt=given.salt.encode(), seconds=seconds)
+        store = Store(self._link, identity, salt=given.salt, seconds=seconds)
         tokens = getattr(pool, "logical_page_size", pages.kind.tokens)
         self._pools[name] = _Pool(pool, pages, store, int(tokens))
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kvtcd.client import BlockHead, Client
+from kvtcd.client.call import Salt
 from kvtcd.client.regions import Region
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.identity import Identity
@@ -75,7 +76,7 @@ class Store:
         seconds: for each call of SGLang.
     """
 
-    def __init__(self, link: Link, identity: Identity, *, salt: bytes, seconds: float) -> None:
+    def __init__(self, link: Link, identity: Identity, *, salt: Salt, seconds: float) -> None:
         self._link, self.identity = link, identity
         self._salt, self._seconds = salt, seconds
         nbytes = identity.layout.nbytes(identity.block_tokens)

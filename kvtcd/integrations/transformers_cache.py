@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtcd.client import BlockHead, Client
-from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch
+from kvtcd.client.call import Salt
+from kvtcd.core.errors import BadRequest, BlockMismatch, KvtcdError
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import ChainBlock, EngineKey, chain
-from kvtcd.integrations.namespaces import register
-from kvtcd.integrations.transformers_identity import HASH_SCHEME, identity_of_model
+from kvtcd.integrations.transformers_daemon import Daemon
+from kvtcd.integrations.transformers_identity import identity_of_model, require_ours
 from kvtcd.integrations.transformers_reports import LoadBatchReport, LoadReport, SaveReport
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class PrefixCache:
     """Saves and loads the caches of one model.
 
-    Every method takes a `salt` of its own instead of that of the instance, for servers of several users, and
-    a `deadline`, seconds for the daemon.
+    Every method takes a `salt` of its own, for servers of several users, and a `deadline`, seconds for the
+    daemon. While that fails nothing is found or stored, as reports say; it is found again by itself.
 
     Args:
         client: of the daemon that keeps the blocks.
@@ -40,7 +41,8 @@ class PrefixCache:
         UnsupportedCache: the model has a layer that does not keep its whole past.
         UnsupportedRope: its keys are rotated in a way that cannot be undone.
         BadIdentity: the identity is not one of such caches.
-        Unavailable: no daemon, or no weight files in the model's folder.
+        IdentityConflict: the daemon has others under its name.
+        Unavailable: no weight files in the model's folder.
 
     Example:
         Read a long document once, and answer from then on without reading it::
@@ -57,7 +59,7 @@ class PrefixCache:
         model_or_identity: PreTrainedModel | Identity,
         *,
         block_tokens: int = 256,
-        salt: bytes = b"",
+        salt: Salt = "",
         deadline: float | None = None,
     ) -> None:
         self.identity = (
@@ -65,9 +67,27 @@ class PrefixCache:
             if isinstance(model_or_identity, Identity)
             else identity_of_model(model_or_identity, block_tokens)
         )
-        _require_ours(self.identity)
-        self.namespace = register(client, self.identity, deadline=deadline)
-        self._client, self._salt = client, salt
+        require_ours(self.identity)
+        self._daemon, self._salt = Daemon(client, self.identity, deadline=deadline), salt
+
+    @property
+    def namespace(self) -> str:
+        """Name of the namespace in the daemon.
+
+        Raises:
+            Unavailable: the daemon is away, and was so when this was made.
+        """
+        return self._daemon.name()
+
+    @property
+    def failure(self) -> KvtcdError | None:
+        """What the daemon failed with when it was asked last, None if it answered."""
+        return self._daemon.failure
+
+    @property
+    def failures(self) -> int:
+        """How often it did not answer so far."""
+        return self._daemon.failures
 
     def save(
         self,
@@ -76,7 +96,7 @@ class PrefixCache:
         *,
         partial: bool = True,
         durable: bool = False,
-        salt: bytes | None = None,
+        salt: Salt | None = None,
         deadline: float | None = None,
     ) -> SaveReport:
         """Store a cache: full blocks, and the last one even if it is partial. Only what is missing is sent.
@@ -93,7 +113,6 @@ class PrefixCache:
         Raises:
             UnsupportedCache: a layer does not keep its whole past.
             BlockMismatch: the cache has another shape or dtype than the model of this namespace.
-            Busy: the daemon has no room for now.
         """
         from kvtcd.integrations.transformers_blocks import require_full_attention  # noqa: PLC0415 - loads torch
 
@@ -109,7 +128,7 @@ class PrefixCache:
         token_ids: Sequence[int] | torch.Tensor,
         *,
         device: torch.device | str = "cpu",
-        salt: bytes | None = None,
+        salt: Salt | None = None,
         deadline: float | None = None,
     ) -> LoadReport:
         """Return the cache of the longest stored prefix of a sequence, the partial last block included.
@@ -128,13 +147,21 @@ class PrefixCache:
         from kvtcd.integrations.transformers_blocks import cache_from_raw  # noqa: PLC0415 - loads torch
 
         tokens, layout, salt = _tokens(token_ids), self.identity.layout, self._salt if salt is None else salt
-        found = self._client.match_tokens(self.namespace, tokens, salt=salt, deadline=deadline).prefix
-        blocks: list[torch.Tensor] = []
-        keys = [block.key for block in found]
-        for _, data in self._client.get_many(self.namespace, keys, salt=salt, deadline=deadline):
-            if data is None:
-                break
-            blocks.append(torch.frombuffer(data, dtype=torch.uint8).to(device))
+        client = self._daemon.client
+
+        def fetched(name: str) -> list[torch.Tensor]:
+            blocks: list[torch.Tensor] = []
+            found = client.match_tokens(name, tokens, salt=salt, deadline=deadline).prefix
+            keys = [block.key for block in found]
+            for _, data in client.get_many(name, keys, salt=salt, deadline=deadline):
+                if data is None:
+                    break
+                blocks.append(torch.frombuffer(data, dtype=torch.uint8).to(device))
+            return blocks
+
+        blocks = self._daemon.ask(fetched)
+        if isinstance(blocks, KvtcdError):
+            return LoadReport(DynamicCache(), 0, blocks)
         count = sum(block.numel() for block in blocks) // layout.token_bytes
         if min(count, len(tokens) - 1) < 1:
             return LoadReport(DynamicCache(), 0)
@@ -150,7 +177,7 @@ class PrefixCache:
         *,
         pad: int,
         device: torch.device | str = "cpu",
-        salts: Sequence[bytes] | None = None,
+        salts: Sequence[Salt] | None = None,
         deadline: float | None = None,
     ) -> LoadBatchReport:
         """Return several sequences as a batch for `generate`, with the longest stored prefix of each.
@@ -182,7 +209,8 @@ class PrefixCache:
         counts = tuple(report.tokens for report in known)
         ids, mask = padded(tokens, counts, pad)
         cache = stacked([report.cache for report in known], self.identity.layout)
-        return LoadBatchReport(ids.to(device), mask.to(device), cache, counts)
+        failure = next((report.failure for report in known if report.failure), None)
+        return LoadBatchReport(ids.to(device), mask.to(device), cache, counts, failure)
 
     def save_batch(
         self,
@@ -191,7 +219,7 @@ class PrefixCache:
         attention_mask: torch.Tensor,
         *,
         durable: bool = False,
-        salts: Sequence[bytes] | None = None,
+        salts: Sequence[Salt] | None = None,
         deadline: float | None = None,
     ) -> tuple[SaveReport, ...]:
         """Store each sequence of a padded batch; see `save`.
@@ -210,7 +238,6 @@ class PrefixCache:
         Raises:
             UnsupportedCache: a layer does not keep its whole past.
             BlockMismatch: tokens or mask are of another batch, or the cache is of another model.
-            Busy: the daemon has no room for now.
         """
         from kvtcd.integrations.transformers_batches import rows  # noqa: PLC0415 - loads torch
 
@@ -226,20 +253,25 @@ class PrefixCache:
         tokens: Sequence[int],
         *,
         durable: bool,
-        salt: bytes | None,
+        salt: Salt | None,
         deadline: float | None,
     ) -> SaveReport:
         """Store the first tokens of a cache, which has at least as many."""
-        salt = self._salt if salt is None else salt
+        salt, client = self._salt if salt is None else salt, self._daemon.client
         links = list(chain(self.identity.digest, tokens, self.identity.block_tokens))
-        matches = self._client.match_tokens(self.namespace, tokens, salt=salt, deadline=deadline)
-        known = {block.key for block in matches.prefix}
-        missing = [link for link in links if link.key not in known]
-        # A stored block that is none of these is a partial one that begins like the first one missing.
-        shorter = next((b.key for b in matches.prefix if b.key not in {link.key for link in links}), None)
-        blocks = self._blocks(cache, missing, shorter)
-        results = self._client.put_many(self.namespace, blocks, durable=durable, salt=salt, deadline=deadline)
-        return SaveReport(len(tokens), sum(link.tokens for link in links if link.key in known), results)
+
+        def stored(name: str) -> SaveReport:
+            matches = client.match_tokens(name, tokens, salt=salt, deadline=deadline)
+            known = {block.key for block in matches.prefix}
+            missing = [link for link in links if link.key not in known]
+            # A stored block that is none of these is a partial one that begins like the first one missing.
+            shorter = next((b.key for b in matches.prefix if b.key not in {link.key for link in links}), None)
+            blocks = self._blocks(cache, missing, shorter)
+            results = client.put_many(name, blocks, durable=durable, salt=salt, deadline=deadline)
+            return SaveReport(len(tokens), sum(link.tokens for link in links if link.key in known), results)
+
+        report = self._daemon.ask(stored)
+        return SaveReport(len(tokens), 0, (), report) if isinstance(report, KvtcdError) else report
 
     def _blocks(
         self, cache: DynamicCache, links: Sequence[ChainBlock], shorter: EngineKey | None
@@ -262,19 +294,7 @@ def _tokens(token_ids: Sequence[int] | torch.Tensor) -> list[int]:
     return list(tokens)
 
 
-def _one_each(salts: Sequence[bytes] | None, count: int) -> Sequence[bytes | None]:
+def _one_each(salts: Sequence[Salt] | None, count: int) -> Sequence[Salt | None]:
     if salts is not None and len(salts) != count:
         raise BadRequest("salts", f"are {len(salts)}; there are {count} sequences")
     return salts or [None] * count
-
-
-def _require_ours(identity: Identity) -> None:
-    """Refuse an identity under which other programs keep other bytes or other keys."""
-    for field, want in (
-        ("hash_scheme", HASH_SCHEME),
-        ("page_format", "canonical"),
-        ("parallel", "canonical"),
-        ("scales", "none"),
-    ):
-        if getattr(identity, field) != want:
-            raise BadIdentity(field, f"is {getattr(identity, field)!r}; caches of transformers need {want!r}")

@@ -186,3 +186,19 @@ def _yarn_attention_factor(factor: float, given: Mapping[str, Any]) -> float:
 
 def _head_dim(text: PreTrainedConfig) -> int:
     return getattr(text, "head_dim", None) or int(text.hidden_size // text.num_attention_heads)
+
+
+def require_ours(identity: Identity) -> None:
+    """Refuse an identity under which other programs keep other bytes or other keys.
+
+    Raises:
+        BadIdentity: it is one.
+    """
+    for field, want in (
+        ("hash_scheme", HASH_SCHEME),
+        ("page_format", "canonical"),
+        ("parallel", "canonical"),
+        ("scales", "none"),
+    ):
+        if getattr(identity, field) != want:
+            raise BadIdentity(field, f"is {getattr(identity, field)!r}; caches of transformers need {want!r}")

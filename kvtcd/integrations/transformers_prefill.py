@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvtcd.client import BlockResult
-from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, ServerError, Unavailable, UnknownNamespace
+from kvtcd.client.call import Salt
+from kvtcd.core.errors import KvtcdError
 from kvtcd.integrations.transformers_cache import PrefixCache
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
-
-DAEMON_FAILED = (Busy, DeadlineExceeded, ServerError, Unavailable, UnknownNamespace)
-"""Errors of the daemon, not of its caller: who can do without it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ def prefill(
     *,
     step: int = 2048,
     durable: bool = False,
-    salt: bytes | None = None,
+    salt: Salt | None = None,
     deadline: float | None = None,
 ) -> PrefillReport:
     """Let a model read all of a sequence but its last token; what is stored of it is fetched.
@@ -71,20 +69,16 @@ def prefill(
     results: list[BlockResult] = []
     failure: KvtcdError | None = None
     if prefixes:
-        try:
-            found = prefixes.load(token_ids, device=model.device, salt=salt, deadline=deadline)
-            cache, known = found.cache, found.tokens
-        except DAEMON_FAILED as error:
-            failure = error
+        found = prefixes.load(token_ids, device=model.device, salt=salt, deadline=deadline)
+        cache, known, failure = found.cache, found.tokens, found.failure
     for start in range(known, last, step):
         stop = min(start + step, last)
         with torch.no_grad():
             model(torch.tensor([token_ids[start:stop]], device=model.device), cache=cache, logits_to_keep=1)
         if prefixes and failure is None:
-            try:
-                results += prefixes.save(
-                    cache, token_ids, partial=stop == last, durable=durable, salt=salt, deadline=deadline
-                ).results
-            except DAEMON_FAILED as error:
-                failure = error
+            saved = prefixes.save(
+                cache, token_ids, partial=stop == last, durable=durable, salt=salt, deadline=deadline
+            )
+            results += saved.results
+            failure = saved.failure
     return PrefillReport(cache, known, tuple(results), failure)

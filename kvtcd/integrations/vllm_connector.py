@@ -269,7 +269,7 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         return lambda on_lost: Daemon(
             client,
             served,
-            salt=self._options.salt.encode(),
+            salt=self._options.salt,
             seconds=self._options.timeout_seconds,
             valid=self._unchanged,
             on_lost=on_lost,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from kvtcd.client import BlockHead, Client
-from kvtcd.client.call import pauses
+from kvtcd.client.call import Salt, pauses
 from kvtcd.core.errors import Busy, NotFound, StoreFailed
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
@@ -43,7 +43,7 @@ class Daemon:
         client: Client,
         identities: Mapping[int, Identity],
         *,
-        salt: bytes,
+        salt: Salt,
         seconds: float,
         valid: Callable[[], str],
         on_lost: Callable[[], None],

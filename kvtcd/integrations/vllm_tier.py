@@ -102,7 +102,7 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
             return Daemon(
                 Client(socket, timeout=timeout_seconds),
                 self._identities,
-                salt=salt.encode(),
+                salt=salt,
                 seconds=timeout_seconds,
                 valid=unchanged,
                 on_lost=on_lost,

@@ -37,7 +37,7 @@ def command(
 
     Args:
         model: alias or folder.
-        daemon: address of the daemon; None: the usual one. It may be away, and may come back.
+        daemon: address of the daemon; None: the usual one. It may be away, which is said, and may come back.
         port: on this host alone; 0: any that is free.
         waiting: requests that may wait or be answered at once.
         block_tokens: tokens of a stored block.
@@ -57,6 +57,9 @@ def command(
     identity = models.identity(loaded, block_tokens=block_tokens)
     with closing(Client(daemon, timeout=10)) as client:
         speaker = Speaker(loaded, identity, client, step=step, most=most)
+        if failure := speaker.prefixes.failure:
+            without = f"answering without the daemon, and with it once it is there: {failure}"
+            console.print(without, soft_wrap=True, markup=False)
         server = ChatServer(Path(model).name, speaker, waiting=waiting)
         asyncio.run(_serve(server.app(), port, console))
 

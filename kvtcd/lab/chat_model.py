@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,15 +12,14 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvtcd.client import Client
-from kvtcd.core.errors import BadRequest, KvtcdError, UnknownNamespace
+from kvtcd.core.errors import BadRequest
 from kvtcd.core.identity import Identity
 from kvtcd.integrations.transformers_cache import PrefixCache
-from kvtcd.integrations.transformers_prefill import DAEMON_FAILED, prefill
+from kvtcd.integrations.transformers_prefill import prefill
 from kvtcd.lab.chat_protocol import Ask, Finish, Usage
 from kvtcd.lab.chat_text import UntilStop, Words
 from kvtcd.lab.models import LoadedModel
 
-_LOG = logging.getLogger(__name__)
 _DEADLINE = 30.0
 
 
@@ -42,14 +40,17 @@ class Speaker:
         client: of the daemon, which may be away.
         step: tokens that are read in one pass.
         most: tokens of an answer, for requests that say nothing.
+
+    Attributes:
+        prefixes: what it has in the daemon.
     """
 
     def __init__(
         self, loaded: LoadedModel, identity: Identity, client: Client, *, step: int, most: int
     ) -> None:
-        self._loaded, self._identity, self._client = loaded, identity, client
+        self._loaded = loaded
         self._step, self._most = step, most
-        self._prefixes: PrefixCache | None = None
+        self.prefixes = PrefixCache(client, identity)
 
     def answer(self, ask: Ask, tell: Callable[[str | Answered], None], abandoned: threading.Event) -> None:
         """Answer a request; what was read and said is stored once it is answered.
@@ -67,20 +68,14 @@ class Speaker:
         prompt, window = self._prompt(ask), self._loaded.model.config.max_position_embeddings
         if len(prompt) >= window:
             raise BadRequest("messages", f"have {len(prompt)} tokens; this model reads {window - 1}")
-        prefixes = self._daemon()
         read = prefill(
-            prefixes, self._loaded.model, prompt, step=self._step, salt=ask.salt, deadline=_DEADLINE
+            self.prefixes, self._loaded.model, prompt, step=self._step, salt=ask.salt, deadline=_DEADLINE
         )  # fmt: skip
-        if read.failure:
-            self._failed(read.failure)
         ask = replace(ask, max_tokens=min(ask.max_tokens or self._most, window - len(prompt)))
         said, finish = self._speak(ask, read.cache, prompt[-1], tell, abandoned)
         tell(Answered(finish, Usage(len(prompt), read.tokens, len(said))))
-        if prefixes and read.failure is None:
-            try:
-                prefixes.save(read.cache, [*prompt, *said], salt=ask.salt, deadline=_DEADLINE)
-            except DAEMON_FAILED as error:
-                self._failed(error)
+        if read.failure is None:
+            self.prefixes.save(read.cache, [*prompt, *said], salt=ask.salt, deadline=_DEADLINE)
 
     def _prompt(self, ask: Ask) -> list[int]:
         template: Any = self._loaded.tokenizer.apply_chat_template
@@ -123,20 +118,6 @@ class Speaker:
         told = self._loaded.model.generation_config.eos_token_id
         ends = told if isinstance(told, list) else [told, self._loaded.tokenizer.eos_token_id]
         return frozenset(token for token in ends if isinstance(token, int))
-
-    def _daemon(self) -> PrefixCache | None:
-        """Return the daemon's prefix cache, if there is a daemon."""
-        if self._prefixes is None:
-            try:
-                self._prefixes = PrefixCache(self._client, self._identity)
-            except DAEMON_FAILED as error:
-                self._failed(error)
-        return self._prefixes
-
-    def _failed(self, error: KvtcdError) -> None:
-        _LOG.warning("answered without the daemon: %s", error)
-        if isinstance(error, UnknownNamespace):  # the daemon has lost its state, or it was purged
-            self._prefixes = None
 
 
 def _next(logits: Tensor, ask: Ask, draw: torch.Generator) -> int:

@@ -47,7 +47,7 @@ class Ask:
     stop: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
-    salt: bytes = b""
+    salt: str = ""
 
     @classmethod
     def from_json(cls, body: object) -> Ask:
@@ -68,9 +68,9 @@ class Ask:
         options = (
             Fields(given.value("stream_options"), "stream_options") if "stream_options" in given else None
         )
-        salt = (given.optional_text("cache_salt") or "").encode()
-        if len(salt) > MAX_SALT:
-            raise BadRequest("cache_salt", f"has {len(salt)} bytes; at most {MAX_SALT}")
+        salt = given.optional_text("cache_salt") or ""
+        if (size := len(salt.encode())) > MAX_SALT:
+            raise BadRequest("cache_salt", f"has {size} bytes; at most {MAX_SALT}")
         return cls(
             model=given.text("model"),
             messages=_messages(given.items("messages")),

@@ -144,6 +144,8 @@ class Demo:
         with daemon.client() as client:
             prefixes = PrefixCache(client, self.identity)
             saved = prefixes.save(cache, tokens, durable=True)
+            if saved.failure:
+                raise saved.failure
             client.demote(prefixes.namespace, [result.key for result in saved.results])
             disk: int = client.stats()["tiers"]["disk"]["used"]
             return disk

@@ -127,5 +127,5 @@ def shelves(
         yield found
 
 
-def _salt(prompt: Sequence[int]) -> bytes:
-    return str(len(prompt)).encode()
+def _salt(prompt: Sequence[int]) -> str:
+    return str(len(prompt))

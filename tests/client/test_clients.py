@@ -261,6 +261,8 @@ async def test_policies_are_shown_and_reloaded_or_refused(client):
 async def test_salts_part_blocks(client):
     await client.put("demo", head(1), block(1), salt=b"\xff\x00a")
     assert bytes(await client.get("demo", key(1), salt=b"\xff\x00a")) == block(1)
+    await client.put("demo", head(2), block(2), salt="Änn")  # text stands for its UTF-8
+    assert bytes(await client.get("demo", key(2), salt="Änn".encode())) == block(2)
     with pytest.raises(errors.NotFound):
         await client.get("demo", key(1))
     assert (await client.match("demo", [key(1)])).prefix == ()
@@ -337,7 +339,7 @@ async def test_arguments_of_a_wrong_type_are_named(client):
         (client.namespace(b"demo"), "namespace: a name is text, not bytes"),
         (client.register("other", IDENTITY.to_json()), "identity: an Identity, not dict"),
         (client.put("demo", key(1), block(1)), "block: a BlockHead, not bytes"),
-        (client.match("demo", [key(1)], salt="s"), "salt: bytes, not str"),
+        (client.match("demo", [key(1)], salt=1), "salt: text or bytes, not int"),
         (client.match("demo", [key(1)], deadline="5"), "deadline: a number of seconds, not str"),
         (client.match("demo", [key(1)], lease="5"), "lease: a number of seconds, not str"),
         (client.pin("demo", [key(1)], "5"), "seconds: a number of seconds, not str"),

@@ -14,8 +14,9 @@ from support.llama_server import complete, llama_server
 from support.prefixes import lossless_daemon
 from support.tiny_gguf import write_tiny_gguf
 
-from kvtcd.core.errors import BadRequest, ServerError, Unavailable
+from kvtcd.core.errors import BadMagic, BadRequest, ServerError, Unavailable
 from kvtcd.core.keys import token_array
+from kvtcd.integrations import llamacpp_server
 from kvtcd.integrations.llamacpp_blocks import prefix_keys
 from kvtcd.integrations.llamacpp_server import LlamaServer
 from kvtcd.integrations.llamacpp_slots import Model, Slots
@@ -59,7 +60,7 @@ def folder(tmp_path) -> Path:
 
 
 @contextmanager
-def slots(client: Client, model: Path, folder: Path, salt: bytes, variant: str = "", **settings: object):
+def slots(client: Client, model: Path, folder: Path, salt: str, variant: str = "", **settings: object):
     """A new server with empty slots: its address, itself, and its slots in the daemon."""
     with llama_server(model, folder, **settings) as url:
         server = LlamaServer(url, folder)
@@ -67,7 +68,7 @@ def slots(client: Client, model: Path, folder: Path, salt: bytes, variant: str =
 
 
 def test_a_slot_outlives_server_and_daemon_and_says_the_same(daemon, client, model, folder):
-    with slots(client, model, folder, b"outlives") as (url, server, store):
+    with slots(client, model, folder, "outlives") as (url, server, store):
         first = complete(url, PROMPT, 8)
         read = server.tokenize(PROMPT) + first["tokens"]
         saved = store.save(0)
@@ -76,7 +77,7 @@ def test_a_slot_outlives_server_and_daemon_and_says_the_same(daemon, client, mod
         own = complete(url, [*read, *server.tokenize(NEXT)[1:]], 8)
     daemon.stop()
     daemon.start()
-    with slots(client, model, folder, b"outlives") as (url, server, store):
+    with slots(client, model, folder, "outlives") as (url, server, store):
         asked = [*read, *server.tokenize(NEXT)[1:]]
         restored = store.restore(0, asked)
         assert (restored.tokens, restored.nbytes) == (saved.tokens, saved.nbytes)
@@ -87,7 +88,7 @@ def test_a_slot_outlives_server_and_daemon_and_says_the_same(daemon, client, mod
 
 
 def test_the_longest_saved_prefix_is_restored_and_without_one_the_slot_stays(client, model, folder):
-    with slots(client, model, folder, b"longest", n_parallel=2) as (url, server, store):
+    with slots(client, model, folder, "longest", n_parallel=2) as (url, server, store):
         prompt = server.tokenize(PROMPT)
         for length in (100, 300, 200):
             complete(url, prompt[:length], 0, slot=0)
@@ -106,7 +107,7 @@ def test_the_longest_saved_prefix_is_restored_and_without_one_the_slot_stays(cli
 
 
 def test_a_file_that_is_not_whole_any_more_is_as_if_it_were_not_there(client, model, folder):
-    with slots(client, model, folder, b"whole") as (url, server, store):
+    with slots(client, model, folder, "whole") as (url, server, store):
         prompt = server.tokenize(PROMPT)
         saved = []
         for length in (100, 300):
@@ -116,7 +117,7 @@ def test_a_file_that_is_not_whole_any_more_is_as_if_it_were_not_there(client, mo
             saved.append({match.key for match in _stored(client, store, prompt)} - before)
         (head,) = saved[1]
         (name,) = {n.name for n in client.namespaces() if _is_there(client, n.name, head)}
-        client.delete(name, store._whole(name, head).keys()[0], salt=b"whole")
+        client.delete(name, store._whole(name, head).keys()[0], salt="whole")
         assert store.restore(0, prompt).tokens == 100
         complete(url, prompt[:300], 0)
         assert store.save(0).new, "it is stored anew"
@@ -135,12 +136,12 @@ def _stored(client: Client, store: Slots, prompt: list[int]) -> list[BlockMatch]
 
 
 def _is_there(client: Client, name: str, key: bytes) -> bool:
-    return client.match(name, [key], salt=b"whole").blocks[0].tier is not None
+    return client.match(name, [key], salt="whole").blocks[0].tier is not None
 
 
 def test_caches_that_are_not_interchangeable_never_meet(client, model, folder, tmp_path):
     other = write_tiny_gguf(tmp_path / "tiny.gguf", seed=1)
-    with slots(client, model, folder, b"meet") as (url, server, store):
+    with slots(client, model, folder, "meet") as (url, server, store):
         prompt = server.tokenize(PROMPT)
         complete(url, prompt[:200], 0)
         assert store.save(0).new
@@ -153,23 +154,40 @@ def test_caches_that_are_not_interchangeable_never_meet(client, model, folder, t
         (model, "", {"n_parallel": 2, "n_ctx": 4096}),
     ]
     for file, variant, settings in worlds:
-        with slots(client, file, folder, b"meet", variant, **settings) as (url, _, store):
+        with slots(client, file, folder, "meet", variant, **settings) as (url, _, store):
             assert store.restore(0, prompt).tokens == 0, (file, variant, settings)
             complete(url, prompt[:200], 0)
             assert store.save(0).new
             assert store.restore(0, prompt).tokens == 200, "the same one twice is a hit"
-    with slots(client, model, folder, b"meet") as (_, server, store):
-        assert Slots(client, server, Model(file=model), salt=b"bob").restore(0, prompt).tokens == 0
+    with slots(client, model, folder, "meet") as (_, server, store):
+        assert Slots(client, server, Model(file=model), salt="bob").restore(0, prompt).tokens == 0
         assert store.restore(0, prompt).tokens == 200
 
 
-def test_what_is_wrong_is_said(client, model, folder, tmp_path):
+def test_what_is_wrong_is_said(client, model, folder, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    with slots(client, model, folder, b"wrong") as (url, server, store):
+    with slots(client, model, folder, "wrong") as (url, server, store):
         assert store.save(0).why == "the slot is empty"
-        with pytest.raises(Unavailable, match=r"not in .*elsewhere"):
+        complete(url, PROMPT, 0)
+        with pytest.raises(Unavailable, match=r"not in .*elsewhere; give its --slot-save-path$"):
             Slots(client, LlamaServer(url, elsewhere), Model(file=model)).save(0)
+        assert not list(folder.iterdir()), "nothing is left where the server has saved it"
+        with monkeypatch.context() as blind:
+            blind.setattr(llamacpp_server, "_FOLDER_OPTION", b"--of-no-process")
+            with pytest.raises(Unavailable, match=r"and remove kvtcd-.*\.bin there") as unseen:
+                Slots(client, LlamaServer(url, elsewhere), Model(file=model)).save(0)
+        (left,) = folder.iterdir()
+        assert left.name in str(unseen.value)
+        left.unlink()
+        for ask in (lambda: store.save(1), lambda: store.restore(9, [1, 2])):
+            with pytest.raises(BadRequest, match=r"slot: . is none of the server's, which are 0 to 0"):
+                ask()
+        foreign = tmp_path / "model.safetensors"
+        foreign.write_bytes(bytes(64))
+        for wrong in (Model(file=foreign), Model(file=model, adapters=(foreign,))):
+            with pytest.raises(BadMagic, match=r"model\.safetensors: is no GGUF file"):
+                Slots(client, server, wrong)
         with pytest.raises(Unavailable, match="is no file"):
             Slots(client, server, Model(file=tmp_path / "no.gguf"))
         with server.file() as path:

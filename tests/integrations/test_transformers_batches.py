@@ -128,10 +128,10 @@ def test_each_sequence_has_the_salt_of_its_user(prefixes, model):
     tokens = sequence(BLOCK_TOKENS + 1)
     batch = prefixes.load_batch([tokens, tokens], pad=PAD)
     output = generate(model, batch, steps=2)
-    prefixes.save_batch(batch.cache, output, batch.attention_mask, salts=[b"a", b"b"])
+    prefixes.save_batch(batch.cache, output, batch.attention_mask, salts=["a", "b"])
 
     assert prefixes.load(tokens).tokens == 0
-    assert prefixes.load_batch([tokens] * 3, pad=PAD, salts=[b"a", b"c", b"b"]).tokens == (16, 0, 16)
+    assert prefixes.load_batch([tokens] * 3, pad=PAD, salts=["a", "c", "b"]).tokens == (16, 0, 16)
 
 
 def test_what_is_no_batch_is_refused(prefixes, model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,14 +15,13 @@ from support.prefixes import BLOCK_TOKENS, assert_equal, identity_for, lossless_
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch, UnsupportedCache
+from kvtcd.client import Client
+from kvtcd.core.errors import BadIdentity, BadRequest, BlockMismatch, Unavailable, UnsupportedCache
 from kvtcd.core.place import Tier
 from kvtcd.integrations.transformers_cache import PrefixCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from kvtcd.client import Client
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def first(cache: DynamicCache, tokens: int) -> DynamicCache:
 
 
 def tiers(prefixes: PrefixCache, tokens: list[int]) -> set[Tier | None]:
-    found = prefixes._client.match_tokens(prefixes.namespace, tokens)
+    found = prefixes._daemon.client.match_tokens(prefixes.namespace, tokens)
     return {block.tier for block in found.blocks}
 
 
@@ -74,7 +74,7 @@ def test_a_model_goes_on_from_a_fetched_cache_as_from_its_own(prefixes, model, l
     assert (report.tokens, report.found, report.complete) == (length, 0, True)
     assert len(report.results) == -(-length // BLOCK_TOKENS)
     if tier is Tier.DISK:
-        prefixes._client.demote(prefixes.namespace, [result.key for result in report.results])
+        prefixes._daemon.client.demote(prefixes.namespace, [result.key for result in report.results])
     assert tiers(prefixes, tokens) == {tier}
 
     asked = [*tokens, 7]
@@ -102,7 +102,7 @@ def test_one_token_at_least_is_left_to_compute(prefixes, model):
 def test_only_what_is_missing_is_sent_and_a_longer_block_supersedes_the_shorter(prefixes, model):
     tokens = sequence(70)
     own = read(model, tokens)
-    before = prefixes._client.stats()["blocks"]
+    before = prefixes._daemon.client.stats()["blocks"]
     stored: list[tuple[int, int]] = []
     for length in (20, 20, 25, 40, 70):
         report = prefixes.save(first(own, length), tokens[:length], durable=True)
@@ -110,9 +110,9 @@ def test_only_what_is_missing_is_sent_and_a_longer_block_supersedes_the_shorter(
         assert prefixes.load([*tokens[:length], 7]).tokens == length
     assert stored == [(0, 2), (20, 0), (16, 1), (16, 2), (32, 3)]
     deadline = time.monotonic() + PATIENCE_S
-    while prefixes._client.stats()["blocks"] - before > 5 and time.monotonic() < deadline:
+    while prefixes._daemon.client.stats()["blocks"] - before > 5 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert prefixes._client.stats()["blocks"] - before == 5, "4 full blocks and the last partial one"
+    assert prefixes._daemon.client.stats()["blocks"] - before == 5, "4 full blocks and the last partial one"
 
 
 def test_branches_share_their_prefix(prefixes, model):
@@ -149,7 +149,7 @@ def test_what_generate_returns_can_be_saved_as_it_is(prefixes, model):
 def test_salts_and_weights_part_caches(client, model, prefixes):
     tokens = sequence(20)
     prefixes.save(read(model, tokens), tokens)
-    salted = PrefixCache(client, prefixes.identity, salt=b"salt")
+    salted = PrefixCache(client, prefixes.identity, salt="salt")
     tuned = PrefixCache(client, replace(prefixes.identity, weights="f" * 64))
 
     assert salted.namespace == prefixes.namespace
@@ -203,13 +203,13 @@ def test_a_model_from_a_folder_needs_no_identity(client, tmp_path):
 
 def test_a_salt_of_one_call_stands_in_for_that_of_the_instance(prefixes, model):
     tokens = sequence(20)
-    prefixes.save(read(model, tokens), tokens, salt=b"ann")
+    prefixes.save(read(model, tokens), tokens, salt="ann")
 
-    assert prefixes.load(tokens).tokens == prefixes.load(tokens, salt=b"bob").tokens == 0
-    assert prefixes.load(tokens, salt=b"ann").tokens == 19
-    of_ann = PrefixCache(prefixes._client, prefixes.identity, salt=b"ann")
+    assert prefixes.load(tokens).tokens == prefixes.load(tokens, salt="bob").tokens == 0
+    assert prefixes.load(tokens, salt="ann").tokens == 19
+    of_ann = PrefixCache(prefixes._daemon.client, prefixes.identity, salt="ann")
     assert of_ann.load(tokens).tokens == 19
-    assert of_ann.load(tokens, salt=b"").tokens == 0, "no salt is one too"
+    assert of_ann.load(tokens, salt="").tokens == 0, "no salt is one too"
 
 
 def test_a_partial_block_can_be_left_out(prefixes, model):
@@ -233,3 +233,44 @@ def test_the_registration_takes_a_deadline_of_its_own(client, model, request) ->
     with pytest.raises(BadRequest, match="deadline"):
         PrefixCache(client, identity, deadline=0)
     assert PrefixCache(client, identity, deadline=60).namespace == PrefixCache(client, identity).namespace
+
+
+def test_a_daemon_that_is_away_is_done_without_and_found_again(model, request, caplog) -> None:
+    """Dead when the cache is made, dead in between, and with none of its state when it comes back."""
+    tokens, identity = sequence(40), identity_for(model, request.node.nodeid)
+    own = read(model, tokens)
+    with lossless_daemon() as daemon, Client(daemon.socket) as client:
+        daemon.kill()
+        prefixes = PrefixCache(client, identity)
+        assert isinstance(prefixes.failure, Unavailable)
+        with pytest.raises(Unavailable):
+            _ = prefixes.namespace
+        for _ in range(3):
+            missed = prefixes.load(tokens)
+            assert (missed.tokens, missed.cache.get_seq_length()) == (0, 0)
+            assert isinstance(missed.failure, Unavailable)
+        saved = prefixes.save(own, tokens)
+        assert (saved.complete, saved.results, type(saved.failure)) == (False, (), Unavailable)
+        batch = prefixes.load_batch([tokens, tokens], pad=0)
+        assert (batch.tokens, type(batch.failure)) == ((0, 0), Unavailable)
+        assert prefixes.failures == 7
+        assert len([line for line in caplog.messages if "until the daemon answers" in line]) == 1
+
+        daemon.start()
+        comes_back(prefixes, own, tokens)
+        assert prefixes.load([*tokens, 7]).tokens == 40
+        assert (prefixes.failure, prefixes.failures >= 7) == (None, True)
+
+        daemon.stop()
+        shutil.rmtree(daemon.socket.parent / "state")
+        daemon.start()
+        comes_back(prefixes, own, tokens)
+        assert prefixes.load([*tokens, 7]).tokens == 40
+
+
+def comes_back(prefixes: PrefixCache, own: DynamicCache, tokens: list[int]) -> None:
+    """Store once the daemon takes it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not prefixes.save(own, tokens).complete:
+        assert time.monotonic() < deadline, prefixes.failure
+        time.sleep(0.05)

@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.request
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,7 +58,7 @@ def loaded(tmp_path_factory) -> LoadedModel:
 @asynccontextmanager
 async def serving(loaded: LoadedModel, address: object, *, waiting: int = 4) -> AsyncIterator[TestClient]:
     identity = await asyncio.to_thread(models.identity, loaded, Dtype.F32, BLOCK_TOKENS)
-    speaker = Speaker(loaded, identity, Client(address), step=32, most=24)
+    speaker = await asyncio.to_thread(Speaker, loaded, identity, Client(address), step=32, most=24)
     server = TestServer(ChatServer("tiny", speaker, waiting=waiting).app())
     async with TestClient(server) as client:
         yield client
@@ -251,6 +252,26 @@ async def test_who_goes_away_is_not_answered():
             speaker.go = threading.Event()
         speaker.go.set()
         assert said(await ask(client, FIRST)) == "Yes", "the place is free again"
+
+
+@pytest.mark.slow
+def test_the_command_says_that_there_is_no_daemon_and_serves_without(loaded, tmp_path):
+    loaded.tokenizer.save_pretrained(loaded.folder)
+    wrong = tmp_path / "no.sock"
+    arguments = ["--port", "0", "--model", str(loaded.folder), "--daemon", str(wrong)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "kvtcd", "chat", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    try:
+        said_first, address = islice(filter(str.strip, server.stdout), 2)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(PATIENCE_S)
+        server.stdout.close()
+    assert said_first.startswith("answering without the daemon, and with it once it is there: ")
+    assert str(wrong) in said_first
+    assert address.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.model

@@ -29,7 +29,7 @@ def test_everything_that_is_understood_is_read():
     )  # fmt: skip
     assert got == Ask(
         "m", ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}),
-        7, 0.0, 0.5, -3, ("\n",), stream=True, include_usage=True, salt=b"ann",
+        7, 0.0, 0.5, -3, ("\n",), stream=True, include_usage=True, salt="ann",
     )  # fmt: skip
 
 

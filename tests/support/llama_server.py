@@ -19,7 +19,7 @@ def llama_server(model: Path, slots: Path, **settings: object) -> Iterator[str]:
     """Run a server of one thread with some settings; yield its address."""
     told = {"model": str(model), "slots": str(slots), "settings": settings}
     process = subprocess.Popen(
-        [sys.executable, "-P", __file__, json.dumps(told)],
+        [sys.executable, "-P", __file__, json.dumps(told), "--slot-save-path", str(slots)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdin is not None
