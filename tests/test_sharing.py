@@ -218,6 +218,7 @@ def test_a_profile_that_a_blob_names_is_fetched_and_verified(tmp_path, kind: str
         sent(one)
         got = bytes(two.get("n", key(1)))
         kept = [found.read_bytes() for found in theirs.glob("*.safetensors")]
+        until(lambda: two.namespace("n").codec == packed[0], "the namespace is packed with it, too")
 
     want, have = (
         WORLD.values(torch.from_numpy(np.frombuffer(b, np.uint8).copy()), 32)["v"] for b in (block, got)

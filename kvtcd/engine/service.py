@@ -120,7 +120,7 @@ class Service:
         self._watch_the_clock()
         self.ready = True
         if self._remote:
-            self._remote.start(self._purged_elsewhere, self._reporter.shared)
+            self._remote.start(self._purged_elsewhere, self._reporter.shared, self._tenancy.profiled)
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = self._errands.start("warm-up", warming)
         self._watching = self._errands.start("watch", self.overview.watch(self.metrics.loop_lag.observe))

@@ -197,21 +197,40 @@ class Tenancy:
     async def reload(self, policies: tuple[Policy, ...]) -> None:
         """Let other policies govern: all namespaces at once, and their blocks that are packed from now on.
 
-        What is packed already stays as it is, and is read as before.
+        Profiles that have come since count too. What is packed already stays as it is, and is read as before.
         """
         async with self._changing:
             chosen: list[tuple[Namespace, Policy, Codec]] = []
             for namespace in self.registry.all():
-                policy, codec = _governing(policies, namespace.name, namespace.identity), namespace.codec
-                if policy.codec != namespace.policy.codec:
-                    codec = await self._codec(namespace.name, namespace.identity, policy)
-                chosen.append((namespace, policy, codec))
+                policy = _governing(policies, namespace.name, namespace.identity)
+                chosen.append((namespace, policy, await self._renewed(namespace, policy)))
             self._policies = policies
             self._driver.tell(ev.Mark(policies[-1]))
             for namespace, policy, codec in chosen:
                 namespace.policy, namespace.codec = policy, codec
                 if self.registry.numbered(namespace.number):  # not purged meanwhile
                     self._govern(namespace)
+
+    async def profiled(self) -> None:
+        """Pack namespaces that went without their profile as their policies ask, if that can be done now."""
+        async with self._changing:
+            for namespace in self.registry.all():
+                if namespace.codec.reason:
+                    namespace.codec = await self._renewed(namespace, namespace.policy)
+
+    async def _renewed(self, namespace: Namespace, policy: Policy) -> Codec:
+        """Return the codec that a policy gives a namespace with the profiles of now, or its own if the same."""
+        if policy.codec != namespace.policy.codec:
+            return await self._codec(namespace.name, namespace.identity, policy)
+        held = namespace.codec
+        codec = await self._lane.run(self._codecs, namespace.identity, policy.codec)
+        if (codec.profile, codec.reason) == (held.profile, held.reason):
+            return held
+        _log.info(
+            "namespace %s of tenant %s is packed with %s from now on, profile %s: %s",
+            namespace.name, namespace.tenant, codec.name, codec.profile, codec.reason or "as its policy asks",
+        )  # fmt: skip
+        return codec
 
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.http import NS, TENANT_HEADER, running
-from support.toy import BLOCK_TOKENS, IDENTITY, block
+from support.toy import BLOCK_TOKENS, IDENTITY, ToyCodec, block
 
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import Admit, CodecChoice, DiskTier, Match, Policy
@@ -78,12 +78,27 @@ async def test_a_reload_loses_nothing_and_holds_for_blocks_packed_from_then_on()
         assert [await get(daemon, number, **ROOT) for number in (1, 2)] == [block(1), block(2)]
 
 
-async def test_the_same_codec_stays_in_use():
-    async with running(load=lambda: (Policy("next", admit=Admit(on_sight=3)),)) as daemon:
+async def test_the_same_codec_stays_in_use_and_another_profile_counts_from_a_reload_on():
+    profile = ["11" * 32]
+
+    def codec(identity, choice) -> ToyCodec:
+        made.append(ToyCodec(identity, name=choice.name, profile=profile[0]))
+        return made[-1]
+
+    made: list[ToyCodec] = []
+    policy = Policy("same", codec=CodecChoice("kvtc", 16))
+    async with running(policy=policy, load=lambda: (policy,), codec=codec) as daemon:
         await daemon.register(**ROOT)
-        async with daemon.request("POST", "/v1/policies:reload", headers=ROOT) as answer:
-            assert answer.status == 200
-        assert len(daemon.toy.codecs) == 1, "profiles are not read for nothing"
+        (namespace,) = daemon.toy.service._registry.all()
+        first = namespace.codec
+        async with daemon.request("POST", "/v1/policies:reload", headers=ROOT):
+            pass
+        assert namespace.codec is first
+        profile[0] = "22" * 32
+        async with daemon.request("POST", "/v1/policies:reload", headers=ROOT):
+            pass
+        assert namespace.codec is made[-1]
+        assert namespace.codec.profile == "22" * 32
 
 
 async def test_a_wrong_file_changes_nothing_and_is_named_to_the_field():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from kvtcd.core.errors import Corrupt, KvtcdError, RemoteFailed
@@ -47,6 +48,9 @@ class Profiles:
         lane: on which they are read and written.
         figures: told of each.
         ttl: seconds that records are kept: a profile is written again before half of it is over.
+
+    Attributes:
+        arrived: told that one came here.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Profiles:
     ) -> None:
         self._caller, self._shelf, self._lane, self._figures = caller, shelf, lane, figures
         self._ttl = ttl
+        self.arrived: Callable[[], object] = _nobody
         self._due: dict[bytes, float] = {}
         self._missing: dict[bytes, float] = {}
         self._fetching: dict[bytes, asyncio.Task[bool]] = {}
@@ -98,6 +103,7 @@ class Profiles:
                 await self._lane.run(self._shelf.add, digest, content)
                 outcome = fig.HIT
                 _log.info("profile %s was fetched from the remote store", digest.hex())
+                self.arrived()
             elif content is None:
                 outcome = fig.MISS
         except RemoteFailed as error:
@@ -112,3 +118,7 @@ class Profiles:
             self._missing[digest] = asyncio.get_running_loop().time() + _MISSING_S
         self._figures.profiles.labels(outcome).inc()
         return outcome == fig.HIT
+
+
+def _nobody() -> None:
+    """Tell nobody."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 from kvtcd.core.errors import RemoteFailed
 from kvtcd.core.keys import RecordKey
@@ -63,15 +64,20 @@ class RemoteTier:
     # Life -----------------------------------------------------------------------------------------------
 
     def start(
-        self, cleared: Callable[[Namespace], Awaitable[None]], written: Callable[[Parcel], None]
-    ) -> None:  # fmt: skip
+        self,
+        cleared: Callable[[Namespace], Awaitable[None]],
+        written: Callable[[Parcel], None],
+        profiled: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
         """Begin to write what is offered, to watch the generations, and to go on with purges.
 
         Args:
             cleared: empties a namespace here, whose blocks were purged elsewhere.
             written: told of each block that the store has from now on.
+            profiled: packs anew what went without a profile, when one came from the store.
         """
         self._writing.written = written
+        self.profiles.arrived = lambda: self._errands.start("profile", profiled())
         self._generations.cleared = cleared
         works = [
             self._generations.watch(),
