@@ -219,7 +219,7 @@ class Tenancy:
                     namespace.codec = await self._renewed(namespace, namespace.policy)
 
     async def _renewed(self, namespace: Namespace, policy: Policy) -> Codec:
-        """Return the codec that a policy gives a namespace with the profiles of now, or its own if the same."""
+        """Return the codec that a policy gives a namespace with the profiles of now; its own, if the same."""
         if policy.codec != namespace.policy.codec:
             return await self._codec(namespace.name, namespace.identity, policy)
         held = namespace.codec
