@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from kvtcd.core.errors import UnknownNamespace
+from kvtcd.core.identity import Identity
 from kvtcd.core.kv_events import CLEARED, Event, event_of
 from kvtcd.core.notices import HEARTBEAT_S
 from kvtcd.engine.errands import Errands
@@ -99,7 +100,7 @@ class Publisher:
                 events = [
                     event
                     for notice in notices
-                    if (event := event_of(notice, self._scheme, as_int=self._what.as_int))
+                    if (event := event_of(notice, self._identity, as_int=self._what.as_int))
                 ]
                 self._service.metrics.untold.inc(len(notices) - len(events))
                 if events:
@@ -139,11 +140,11 @@ class Publisher:
             raise OSError(error.errno, error.strerror, endpoint) from None
         return socket
 
-    def _scheme(self, namespace: str) -> str:
+    def _identity(self, namespace: str) -> Identity | None:
         try:
-            return self._service.namespace(self._what.tenant, namespace).identity.hash_scheme
+            return self._service.namespace(self._what.tenant, namespace).identity
         except UnknownNamespace:
-            return ""  # it is gone, and that is told next
+            return None  # it is gone, and that is told next
 
     async def _send(self, events: Sequence[Event]) -> None:
         batch = self._encode([time.time(), events])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.place import Tier
@@ -23,12 +24,14 @@ _MEDIA = {Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
 _INT_MASK = (1 << 64) - 1
 
 
-def event_of(notice: Notice, scheme: Callable[[str], str], *, as_int: bool) -> Event | None:
+def event_of(notice: Notice, identity: Callable[[str], Identity | None], *, as_int: bool) -> Event | None:
     """Return what a notice is to a router; None where it is nothing.
+
+    Only whole blocks are told of: to a router a hash stands for `block_size` tokens, the same number always.
 
     Args:
         notice: of a feed.
-        scheme: returns the hash scheme of a namespace.
+        identity: returns the identity of a namespace, None if that is gone.
         as_int: give vLLM's hashes as it does by default: the lower 64 bits, as an integer. Keys of other
             schemes are given as they are, in bytes.
     """
@@ -37,7 +40,10 @@ def event_of(notice: Notice, scheme: Callable[[str], str], *, as_int: bool) -> E
     medium = _MEDIA.get(notice.tier) if notice.tier else None
     if medium is None or notice.key is None or notice.namespace is None:
         return None
-    named = scheme(notice.namespace)
+    whose = identity(notice.namespace)
+    if whose is None or notice.tokens not in (whose.block_tokens, None):
+        return None
+    named = whose.hash_scheme
     common: Event = {"medium": medium, "locality": "LOCAL", "ownership": f"kvtcd:{notice.namespace}"}
     if named == VLLM_KEYS:
         common["group_idx"] = int.from_bytes(notice.key[HASH_BYTES:], "big")
@@ -46,7 +52,7 @@ def event_of(notice: Notice, scheme: Callable[[str], str], *, as_int: bool) -> E
         return {"type": "BlockRemoved"} | block | common
     parent = _hash(notice.parent, named, as_int=as_int) if notice.parent else None
     unknown: Event = {"token_ids": [], "lora_id": None, "lora_name": None}  # the daemon is never told
-    stored: Event = {"parent_block_hash": parent, "block_size": notice.tokens or 0}
+    stored: Event = {"parent_block_hash": parent, "block_size": whose.block_tokens}
     return {"type": "BlockStored"} | block | stored | unknown | common
 
 

@@ -92,7 +92,7 @@ class Notice:
             body |= {"tokens": self.tokens, "first_token": self.first_token}
             body["parent"] = self.parent.hex() if self.parent else None
         else:
-            body |= {"reason": self.reason, "left": list(self.left)}
+            body |= {"tokens": self.tokens, "reason": self.reason, "left": list(self.left)}
         return body
 
     def frame(self) -> bytes:

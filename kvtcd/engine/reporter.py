@@ -83,9 +83,19 @@ class Reporter:
                 return Notice(
                     What.MOVED, None, name, key, salt, target.tier, source.tier, tokens=entry.tokens
                 )
-            case Left(_, place, reason, places):
+            case Left(entry, place, reason, places):
                 left = tuple(dict.fromkeys(p.tier for p in places))
-                return Notice(What.DROPPED, None, name, key, salt, place.tier, reason=reason, left=left)
+                return Notice(
+                    What.DROPPED,
+                    None,
+                    name,
+                    key,
+                    salt,
+                    place.tier,
+                    tokens=entry.tokens,
+                    reason=reason,
+                    left=left,
+                )
 
     async def _read(self, namespace: Namespace, change: Change) -> None:
         tenant, key = self._registry.tenants[namespace.tenant], change.entry.key

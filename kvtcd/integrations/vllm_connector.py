@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -35,7 +36,7 @@ from kvtcd.integrations.vllm_paged import paged, pages_in
 from kvtcd.integrations.vllm_planner import Planner
 from kvtcd.integrations.vllm_prometheus import KvtcdMetrics
 from kvtcd.integrations.vllm_staging import Staging
-from kvtcd.integrations.vllm_steps import Cache, Options, Step
+from kvtcd.integrations.vllm_steps import Cache, Options, Sent, Step
 from kvtcd.integrations.vllm_threads import Carriers, Lookout
 from kvtcd.integrations.vllm_worker import Worker
 
@@ -48,6 +49,17 @@ class KvtcdMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not i
     """A step, on its way from the scheduler to the worker."""
 
     step: Step
+
+
+@dataclass
+class KvtcdSent(KVConnectorWorkerMetadata):  # type: ignore[misc]  # as above
+    """What the worker says behind a step, on its way to the scheduler."""
+
+    sent: Sent
+
+    def aggregate(self, other: KvtcdSent) -> KvtcdSent:
+        """Return what two workers say; there is but one."""
+        return KvtcdSent(self.sent | other.sent)
 
 
 @dataclass
@@ -151,6 +163,15 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         """Take the pages of chunks that are complete now; they are sent later."""
         self._guarded(Worker.end)
 
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002 - vLLM's
+        """Name finished requests whose blocks are not needed any more."""
+        return set(self._get_connector_metadata().step.released) or None, None
+
+    def build_connector_worker_meta(self) -> KvtcdSent | None:
+        """Return which chunks are not on their way to the daemon any more."""
+        sent = self._worker.take_sent() if self._worker else Sent()
+        return KvtcdSent(sent) if sent.keys else None
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks that were to be loaded and were not."""
         return self._worker.take_failed() if self._worker else set()
@@ -195,11 +216,13 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         """Learn what could not be loaded."""
         blocks = connector_output.invalid_block_ids or ()
         self._planned(lambda planner: planner.failed(blocks), None)
+        if told := connector_output.kv_connector_worker_meta:
+            self._planned(lambda planner: planner.sent(told.sent), None)
 
-    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401, ARG002 - vLLM's
-        """Forget a request; its blocks are not needed any more."""
-        self._planned(lambda planner: planner.finished(request.request_id), None)
-        return False, None
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:  # noqa: ANN401 - vLLM's
+        """Forget a request, and say whether its blocks are needed until `get_finished` names it."""
+        held = self._planned(lambda planner: planner.finished(request.request_id, block_ids), otherwise=False)
+        return held, None
 
     def reset_cache(self) -> bool | None:
         """Ask for everything anew; what the daemon has stays there."""

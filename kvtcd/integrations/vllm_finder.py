@@ -50,9 +50,9 @@ class Finder:
         self._learn()
         self._lookout.ask(self._lookups.take(time.monotonic()))
 
-    def found(self, key: EngineKey) -> bool:
-        """Tell whether a chunk is known to be there."""
-        return self._lookups.found(key)
+    def known(self, key: EngineKey, request: str) -> Answer:
+        """Say what is known of a chunk that a request has asked for, and ask for nothing."""
+        return self._lookups.known(key, request, time.monotonic())
 
     def stored(self, keys: Iterable[EngineKey]) -> None:
         """Note that chunks are there now."""

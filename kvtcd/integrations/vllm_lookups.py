@@ -95,12 +95,16 @@ class Lookups:
                 continue
             if entry.found is None:
                 self.counts["hit" if is_there else "miss"] += 1
-            entry.found = is_there
+            entry.found = is_there or entry.found is True  # it was stored since it was looked for
 
-    def found(self, key: EngineKey) -> bool:
-        """Tell whether a chunk is known to be there."""
+    def known(self, key: EngineKey, request: str, now: float) -> Answer:
+        """Say the same as `ask`, but ask for nothing: who has not asked has a miss."""
         entry = self._entries.get(key)
-        return entry is not None and entry.found is True and not entry.lost
+        if entry is None or entry.lost or request not in entry.requests:
+            return Answer.MISS
+        if entry.found is None:
+            return Answer.RETRY if now - entry.requests[request] < self._patience else Answer.MISS
+        return Answer.HIT if entry.found else Answer.MISS
 
     def stored(self, keys: Iterable[EngineKey]) -> None:
         """Note that chunks are in the daemon now."""

@@ -9,10 +9,11 @@ from typing import Any
 from kvtcd.core.keys import EngineKey
 from kvtcd.integrations.vllm_finder import Finder
 from kvtcd.integrations.vllm_identity import GROUP_BYTES
+from kvtcd.integrations.vllm_jobs import is_ours
 from kvtcd.integrations.vllm_lookups import Answer
-from kvtcd.integrations.vllm_steps import Move, Step
+from kvtcd.integrations.vllm_steps import Move, Sent, Step
 
-_GROUP = bytes(GROUP_BYTES)
+_GROUP, _GROUPS = bytes(GROUP_BYTES), (0,)
 """The only cache group there is."""
 
 
@@ -24,7 +25,8 @@ class _Request:
         keys: of the whole chunks of its prompt.
         prompt: its tokens.
         blocks: of the engine that hold it, in order.
-        saved: chunks that need no thought any more.
+        complete, saved: chunks that are computed, and those of them that need no thought any more. The rest
+            waits for an answer: most of it is there already, where vLLM's own cache has it.
         begin, loading: where what is loaded begins, and how many tokens the next step loads.
         loaded: what was loaded last.
     """
@@ -32,6 +34,7 @@ class _Request:
     keys: tuple[EngineKey, ...]
     prompt: int
     blocks: list[int] = field(default_factory=list)
+    complete: int = 0
     saved: int = 0
     begin: int = 0
     loading: int = 0
@@ -53,7 +56,10 @@ class Planner:
         self._finder = finder
         self._chunk, self._block, self._per_hash, self._slots = chunk, block, chunk // hashed, slots
         self._requests: dict[str, _Request] = {}
-        self._storing: dict[EngineKey, str] = {}
+        self._held: set[str] = set()
+        """Finished requests that keep their blocks until it is known what of them has to be stored."""
+        self._storing: set[EngineKey] = set()
+        """Chunks on their way to the daemon."""
         self._failures = self._used = 0
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's
@@ -90,6 +96,7 @@ class Planner:
         loads: list[Move] = []
         stores: list[Move] = []
         self._used = 0
+        self._finder.send()
         for name, computed in self._scheduled(scheduled):
             known = self._requests[name]
             if known.loading:
@@ -97,8 +104,15 @@ class Planner:
                 known.loading = 0
                 loads += known.loaded
             end = min(computed + scheduled.num_scheduled_tokens.get(name, 0), known.prompt)
-            stores += self._to_store(name, known, end // self._chunk)
-        return Step(tuple(loads), tuple(stores), self._failures)
+            known.complete = end // self._chunk
+            stores += self._to_store(name, known)
+        released = []
+        for name in sorted(self._held):
+            stores += self._to_store(name, known := self._requests[name])
+            if known.saved >= known.complete:
+                released.append(name)
+                self._forget(name)
+        return Step(tuple(loads), tuple(stores), self._failures, tuple(released))
 
     def failed(self, blocks: Iterable[int]) -> None:
         """Note blocks that a step could not load: what was computed from them is computed anew."""
@@ -109,15 +123,36 @@ class Planner:
             self._finder.lost(move.key for move in known.loaded if bad.intersection(move.blocks))
             first = next((i for i, block in enumerate(known.blocks) if block in bad), None)
             if first is not None:
-                known.saved = min(known.saved, first * self._block // self._chunk)
+                known.complete = min(known.complete, first * self._block // self._chunk)
+                known.saved = min(known.saved, known.complete)
+                self._storing.difference_update(known.keys[known.complete :])  # the worker drops them
 
-    def finished(self, request_id: str) -> None:
-        """Forget a request."""
-        if known := self._requests.pop(request_id, None):
-            self._finder.finished(request_id)
-            for key in known.keys:
-                if self._storing.get(key) == request_id:
-                    del self._storing[key]
+    def finished(self, request_id: str, blocks: Sequence[int]) -> bool:
+        """Forget a request, unless something of it may have to be stored: then the next steps see to it.
+
+        Args:
+            request_id: of the request.
+            blocks: those it has now; none, if it was preempted.
+
+        Returns:
+            Whether it keeps its blocks until a step has `released` it: no longer than lookups may take.
+        """
+        known = self._requests.get(request_id)
+        if known is None:
+            return False
+        self._finder.send()
+        known.blocks = list(blocks)
+        known.complete = min(known.complete, len(blocks) * self._block // self._chunk)
+        if any(self._awaited(request_id, key) for key in known.keys[known.saved : known.complete]):
+            self._held.add(request_id)
+            return True
+        self._forget(request_id)
+        return False
+
+    def sent(self, sent: Sent) -> None:
+        """Note chunks that are not on their way any more."""
+        self._storing -= sent.keys
+        self._finder.stored(sent.there)
 
     @property
     def promised(self) -> bool:
@@ -167,12 +202,24 @@ class Planner:
         begin, end = known.begin, known.begin + known.loading
         return (self._move(known, chunk, begin, end) for chunk in self._touched(begin, end))
 
-    def _to_store(self, name: str, known: _Request, end: int) -> Iterable[Move]:
-        """Yield complete chunks that the daemon is not known to have, and no other request stores."""
-        for chunk in range(known.saved, min(end, len(known.keys))):
-            key, first = known.keys[chunk], chunk * self._chunk
-            wanted = not self._finder.found(key) and self._storing.get(key, name) == name
-            if wanted and not self._finder.daemon.link.away:
-                self._storing[key] = name
-                yield self._move(known, chunk, first, first + self._chunk)
-        known.saved = max(known.saved, end)
+    def _to_store(self, name: str, known: _Request) -> Iterable[Move]:
+        """Yield complete chunks that the daemon does not have, up to the first of which that is not known."""
+        while known.saved < min(known.complete, len(known.keys)):
+            key, first = known.keys[known.saved], known.saved * self._chunk
+            if self._awaited(name, key):
+                if self._finder.known(key, name) is Answer.RETRY:
+                    return
+                self._storing.add(key)
+                yield self._move(known, known.saved, first, first + self._chunk)
+            known.saved += 1
+
+    def _awaited(self, name: str, key: EngineKey) -> bool:
+        """Tell whether a chunk may have to be stored."""
+        if self._finder.daemon.link.away or key in self._storing or not is_ours(key, _GROUPS):
+            return False
+        return self._finder.known(key, name) is not Answer.HIT
+
+    def _forget(self, name: str) -> None:
+        del self._requests[name]
+        self._held.discard(name)
+        self._finder.finished(name)

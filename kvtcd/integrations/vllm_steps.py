@@ -63,11 +63,25 @@ class Step:
         loads: chunks to load.
         stores: chunks that are complete when the step ends.
         failures: how many steps are known to have failed to load something when this one was planned.
+        released: finished requests whose blocks are the engine's again when this step ends.
     """
 
     loads: tuple[Move, ...] = ()
     stores: tuple[Move, ...] = ()
     failures: int = 0
+    released: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Chunks that were to be stored, and are on their way no more; `there`: those that the daemon has."""
+
+    keys: frozenset[EngineKey] = frozenset()
+    there: frozenset[EngineKey] = frozenset()
+
+    def __or__(self, other: Sent) -> Sent:
+        """Return both together."""
+        return Sent(self.keys | other.keys, self.there | other.there)
 
 
 @dataclass(frozen=True, slots=True)

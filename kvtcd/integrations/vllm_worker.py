@@ -15,7 +15,7 @@ from itertools import count
 
 from kvtcd.integrations.vllm_jobs import Chunk, Job
 from kvtcd.integrations.vllm_staging import Staging
-from kvtcd.integrations.vllm_steps import Move, Step
+from kvtcd.integrations.vllm_steps import Move, Sent, Step
 from kvtcd.integrations.vllm_threads import Carriers
 
 _LOG = logging.getLogger("vllm.kvtcd")  # below the logger that vLLM sets up
@@ -54,6 +54,7 @@ class Worker:
         self._bad: set[int] = set()
         self._failures = 0
         self._counts: Counter[str] = Counter()
+        self._sent = Sent()
 
     def begin(self, step: Step) -> None:
         """Begin to load what a step needs."""
@@ -110,6 +111,11 @@ class Worker:
             self._staging.for_loads += self._moves
         self._moves, self._job = {}, None
 
+    def take_sent(self) -> Sent:
+        """Return which chunks are not on their way to the daemon any more since the last call."""
+        sent, self._sent = self._sent, Sent()
+        return sent
+
     def take_counts(self) -> Counter[str]:
         """Return how many chunks had which fate since the last call."""
         counts = self._carriers.take_counts() + self._counts
@@ -152,6 +158,7 @@ class Worker:
                 taken[slots.pop()] = move
                 self._staging.take(next(reversed(taken)), move)
         self._counts["dropped"] += len(stores) - len(taken)
+        self._sent |= Sent(frozenset(move.key for move in stores) - {move.key for move in taken.values()})
         if taken:
             self._begin(taken, is_load=False)
 
@@ -169,5 +176,8 @@ class Worker:
         for ended in self._carriers.jobs.take():
             free = self._staging.for_loads if ended.job.is_load else self._staging.for_stores
             free += self._slots.pop(ended.job.number)
+            if not ended.job.is_load:
+                keys = frozenset(chunk.key for chunk in ended.job.chunks)
+                self._sent |= Sent(keys, frozenset(ended.moved))
         if self._staging.region.closed and not self._carriers.jobs.running and not self._moves:
             self._staging = self._new_staging()

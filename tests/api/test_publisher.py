@@ -105,13 +105,13 @@ async def published(folder: Path, **rest: Any) -> AsyncIterator[tuple[ToyService
         router.close()
 
 
-async def put(toy: ToyService, *numbers: int, tenant: str = MINE) -> None:
-    namespace = toy.service.namespace(tenant, "n")
+async def put(toy: ToyService, *numbers: int, tenant: str = MINE, tokens: int = BLOCK_TOKENS) -> None:
+    namespace, nbytes = toy.service.namespace(tenant, "n"), BLOCK_BYTES * tokens // BLOCK_TOKENS
     async with toy.service.blocks.batch(namespace, b"", soon(), durable=False) as batch:
         for number in numbers:
-            slot = await batch.reserve(BlockHead(key(number), BLOCK_TOKENS, first_token=0), BLOCK_BYTES)
+            slot = await batch.reserve(BlockHead(key(number), tokens, first_token=0), nbytes)
             assert slot is not None
-            slot.write(memoryview(block(number)))
+            slot.write(memoryview(block(number))[:nbytes])
         await batch.commit()
 
 
@@ -134,6 +134,20 @@ async def test_what_becomes_of_blocks_is_told_in_order(tmp_path: Path) -> None:
     assert first["ownership"] == "kvtcd:n"
     removed = next(event for event in heard if event["type"] == "BlockRemoved")
     assert removed["block_hashes"] == [key(1)]
+
+
+async def test_partial_blocks_come_and_go_without_a_word(tmp_path: Path) -> None:
+    async with published(tmp_path, disk=0, policy=Policy("host")) as (toy, router):
+        namespace = toy.service.namespace(MINE, "n")
+        await put(toy, 1, tokens=BLOCK_TOKENS - 1)
+        await toy.service.blocks.delete(namespace, [key(1)], b"")
+        await put(toy, 2)
+        await toy.service.blocks.delete(namespace, [key(2)], b"")
+        heard = await router.events(2)
+
+    assert [(event["type"], event["block_hashes"]) for event in heard] == [
+        ("BlockStored", [key(2)]), ("BlockRemoved", [key(2)])
+    ]  # fmt: skip
 
 
 async def test_batches_are_numbered_without_a_gap_and_can_be_had_again(tmp_path: Path) -> None:

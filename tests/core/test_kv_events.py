@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.kv_events import CLEARED, event_of
+from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.place import Tier
 from kvtcd.integrations.vllm_identity import KEY_BYTES
 
-SCHEMES = {"v": "vllm-offload-key", "t": "kvtcd-chain-v1"}
+WHOLE = 64
+IDENTITIES = {
+    name: Identity(
+        engine="e", hash_scheme=scheme, model="m", weights="ab" * 32, rope=None, block_tokens=WHOLE,
+        layout=Layout((Stream("pages", 1, 64, rope=False),), 1, Dtype.F16),
+    )
+    for name, scheme in {"v": "vllm-offload-key", "t": "kvtcd-chain-v1"}.items()
+}  # fmt: skip
 HASH, PARENT = bytes(range(32)), bytes(range(1, 33))
 OURS = EngineKey(HASH + b"\0\0\0\2")
 AS_INT = 0x18191A1B1C1D1E1F
@@ -20,11 +29,11 @@ ABOUT = {"locality": "LOCAL", "ownership": "kvtcd:v", "group_idx": 2}
 
 
 def told(notice: Notice, *, as_int: bool = True) -> object:
-    return event_of(notice, SCHEMES.__getitem__, as_int=as_int)
+    return event_of(notice, IDENTITIES.get, as_int=as_int)
 
 
-def stored(namespace: str = "v", key: EngineKey = OURS, **rest: object) -> Notice:
-    return Notice(What.STORED, "b-1", namespace, key, tier=Tier.HOST, tokens=64, first_token=0, **rest)
+def stored(namespace: str = "v", key: EngineKey = OURS, tokens: int = WHOLE, **rest: object) -> Notice:
+    return Notice(What.STORED, "b-1", namespace, key, tier=Tier.HOST, tokens=tokens, first_token=0, **rest)
 
 
 def test_a_new_block_of_vllm() -> None:
@@ -73,8 +82,12 @@ def test_what_vllm_has_no_word_for_clears_everything(notice: Notice) -> None:
         Notice(What.MOVED, "b", "v", OURS, tier=Tier.GPU, source=Tier.HOST, tokens=64),
         Notice(What.DROPPED, "b", "v", OURS, tier=Tier.GPU, reason="evicted"),
         Notice(What.DROPPED, "b", "v", None, tier=Tier.DISK, reason="damaged"),
+        stored(tokens=WHOLE - 1),
+        Notice(What.MOVED, "b", "v", OURS, tier=Tier.DISK, source=Tier.HOST, tokens=1),
+        Notice(What.DROPPED, "b", "v", OURS, tier=Tier.HOST, tokens=33, reason="superseded"),
+        stored("gone"),
     ],
-    ids=["to-gpu", "from-gpu", "unreadable"],
+    ids=["to-gpu", "from-gpu", "unreadable", "partial", "partial-moves", "partial-goes", "of-no-namespace"],
 )
 def test_what_is_nothing_to_a_router(notice: Notice) -> None:
     assert told(notice) is None

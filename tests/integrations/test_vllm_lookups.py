@@ -109,13 +109,32 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
 def test_what_is_known_to_be_there() -> None:
     lookups = Lookups(1.0)
     key = EngineKey(b"k" * 36)
-    assert not lookups.found(key)
+    assert lookups.known(key, "r", 0.0) is not Answer.HIT
     lookups.ask(key, "r", 0.0)
-    assert not lookups.found(key)
+    assert lookups.known(key, "r", 0.0) is not Answer.HIT
     lookups.learn({key: True})
-    assert lookups.found(key)
+    assert lookups.known(key, "r", 0.0) is Answer.HIT
     lookups.lost([key])
-    assert not lookups.found(key)
+    assert lookups.known(key, "r", 0.0) is not Answer.HIT
+
+
+def test_what_is_known_is_awaited_no_longer_than_an_answer_and_asks_for_nothing() -> None:
+    lookups = Lookups(PATIENCE)
+    assert lookups.known(KEY, "r", 0.0) is Answer.MISS, "who has not asked does not wait"
+    lookups.ask(KEY, "r", 0.0)
+    assert lookups.known(KEY, "r", 1.9) is Answer.RETRY
+    assert lookups.known(KEY, "s", 1.9) is Answer.MISS
+    assert lookups.known(KEY, "r", 2.0) is Answer.MISS
+    assert (len(lookups), lookups.counts) == (1, {})
+
+
+def test_what_was_stored_since_it_was_looked_for_is_there_whatever_the_answer() -> None:
+    lookups = Lookups(PATIENCE)
+    lookups.ask(KEY, "r", 0.0)
+    lookups.take(0.0)
+    lookups.stored([KEY])
+    lookups.learn({KEY: False})
+    assert lookups.ask(KEY, "r", 0.1) is Answer.HIT
 
 
 class LookupHistories(RuleBasedStateMachine):

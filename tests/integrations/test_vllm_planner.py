@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvtcd.core.keys import EngineKey
 from kvtcd.integrations.vllm_lookups import Answer
 from kvtcd.integrations.vllm_planner import Planner
+from kvtcd.integrations.vllm_steps import Sent, Step
 
 CHUNK, BLOCK = 8, 2
 PER_CHUNK = CHUNK // BLOCK
@@ -33,8 +34,11 @@ class Scripted:
     def send(self) -> None:
         self.sent += 1
 
-    def found(self, key: EngineKey) -> bool:
-        return self.answers.get(key) is HIT
+    def known(self, key: EngineKey, request: str) -> Answer:  # noqa: ARG002 - a finder's name
+        return self.answers.get(key, MISS)
+
+    def stored(self, keys: Any) -> None:
+        self.answers.update(dict.fromkeys(keys, HIT))
 
     def lost(self, keys: Any) -> None:
         self.answers.update(dict.fromkeys(keys, MISS))
@@ -198,10 +202,103 @@ def test_two_requests_do_not_store_the_same_chunk_at_once(planner) -> None:
     step = planner.step(scheduled(new=[(one, 0), (two, 0)], a=10, b=10))
 
     assert [move.blocks for move in step.stores] == [(100, 101, 102, 103)]
-    planner.finished("a")
+    assert not planner.finished("a", one.blocks)
     three = Request("c", 10, at=300, prefix="p")
-    planner.matched(three, 0)  # the daemon has lost it meanwhile
-    assert len(planner.step(scheduled(new=[(three, 0)], c=10)).stores) == 1
+    planner.matched(three, 0)
+    assert planner.step(scheduled(new=[(three, 0)], c=10)).stores == (), "it is still on its way"
+    planner.sent(Sent(frozenset({one.key(0)})))  # the daemon has not taken it
+    four = Request("d", 10, at=400, prefix="p")
+    planner.matched(four, 0)
+    assert [move.blocks for move in planner.step(scheduled(new=[(four, 0)], d=10)).stores] == [
+        (400, 401, 402, 403)
+    ]
+    planner.sent(Sent(frozenset({one.key(0)}), there=frozenset({one.key(0)})))
+    five = Request("e", 10, at=500, prefix="p")
+    planner.matched(five, 8)
+    assert planner.step(scheduled(new=[(five, 8)], e=2)).stores == ()
+
+
+def covered(planner: Planner, request: Request) -> None:
+    """Schedule a request whose whole prompt but a token is in the engine's own cache."""
+    done = request.num_prompt_tokens - 1
+    assert planner.matched(request, done) == 0
+    assert planner.step(scheduled(new=[(request, done)], **{request.request_id: 1})).stores == ()
+
+
+def test_what_the_engine_has_cached_waits_for_the_answer_and_is_sent_only_if_it_is_missing(
+    finder, planner
+) -> None:
+    request = Request("r", 25)
+    there(finder, request, RETRY, RETRY, RETRY)
+    covered(planner, request)
+    there(finder, request, HIT, RETRY, MISS)
+    assert planner.step(scheduled(running=[(request, 25, [])], r=1)).stores == ()
+    there(finder, request, HIT, HIT, MISS)
+    (missing,) = planner.step(scheduled(running=[(request, 26, [])], r=1)).stores
+    assert (missing.key, missing.parent) == (request.key(2), request.key(1))
+    assert missing.blocks == (108, 109, 110, 111)
+    assert not planner.finished("r", request.blocks)
+    assert len(planner) == 0
+
+
+@pytest.mark.parametrize(("answer", "sent"), [(HIT, 0), (MISS, 1)])
+def test_a_request_that_ends_before_the_answer_keeps_its_blocks_until_then(
+    finder, planner, answer, sent
+) -> None:
+    request, nothing = Request("r", 9), scheduled()
+    there(finder, request, RETRY)
+    covered(planner, request)
+    assert planner.finished("r", request.blocks)
+    assert planner.step(nothing) == Step()
+    there(finder, request, answer)
+    step = planner.step(nothing)
+
+    assert [move.blocks for move in step.stores] == [(100, 101, 102, 103)] * sent
+    assert step.released == ("r",)
+    assert (planner.step(nothing), len(planner), finder.gone) == (Step(), 0, ["r"])
+
+
+def test_what_is_known_to_be_there_or_cannot_be_asked_for_holds_no_block(finder, planner) -> None:
+    for number, (answer, away) in enumerate(((HIT, False), (RETRY, True))):
+        request = Request(f"r{number}", 9)
+        there(finder, request, RETRY)
+        covered(planner, request)
+        there(finder, request, answer)
+        finder.daemon.link.away = away
+        assert not planner.finished(request.request_id, request.blocks)
+    assert len(planner) == 0
+
+
+def test_a_daemon_that_goes_away_lets_blocks_go(finder, planner) -> None:
+    request = Request("r", 9)
+    there(finder, request, RETRY)
+    covered(planner, request)
+    assert planner.finished("r", request.blocks)
+    finder.daemon.link.away = True
+    assert planner.step(scheduled()) == Step(released=("r",))
+
+
+def test_blocks_that_are_gone_or_wrong_are_never_sent(finder, planner) -> None:
+    """A preempted request ends without blocks; of one that ended, blocks turn out not to have been loaded."""
+    preempted, wrong = Request("a", 17), Request("b", 17, at=200)
+    for request in (preempted, wrong):
+        there(finder, request, RETRY, RETRY)
+        covered(planner, request)
+    assert not planner.finished("a", [])
+    assert planner.finished("b", wrong.blocks)
+    planner.failed({wrong.blocks[PER_CHUNK]})
+    there(finder, wrong, MISS, MISS)
+    step = planner.step(scheduled())
+    assert [move.key for move in step.stores] == [wrong.key(0)]
+    assert step.released == ("b",)
+
+
+def test_hashes_that_are_no_digests_are_never_sent(planner) -> None:
+    request = Request("r", 10)
+    request.block_hashes = [one[:8] for one in request.block_hashes]
+    planner.matched(request, 0)
+    assert planner.step(scheduled(new=[(request, 0)], r=10)).stores == ()
+    assert not planner.finished("r", request.blocks)
 
 
 def test_nothing_is_taken_for_a_daemon_that_is_away(finder, planner) -> None:
@@ -229,7 +326,7 @@ def test_finished_requests_are_forgotten(finder, planner) -> None:
     for name in "abc":
         planner.arrived(Request(name, 20))
     for name in "abcd":
-        planner.finished(name)
+        assert not planner.finished(name, [])
     assert len(planner) == 0
     assert finder.gone == ["a", "b", "c"]
 

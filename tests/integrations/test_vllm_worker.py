@@ -15,7 +15,7 @@ from kvtcd.core.errors import BadIdentity
 from kvtcd.core.keys import EngineKey
 from kvtcd.integrations.vllm_jobs import Chunk
 from kvtcd.integrations.vllm_staging import Staging
-from kvtcd.integrations.vllm_steps import Move, Step
+from kvtcd.integrations.vllm_steps import Move, Sent, Step
 from kvtcd.integrations.vllm_threads import Carriers
 from kvtcd.integrations.vllm_worker import Worker
 
@@ -201,6 +201,12 @@ def test_more_than_there_is_memory_for_is_dropped(engine: Engine) -> None:
     engine.settled()
     assert len(engine.daemon.chunks) == SLOTS // 2
     assert engine.worker.take_counts() == {"stored": SLOTS // 2, "dropped": SLOTS - SLOTS // 2}
+    engine.run()  # takes back what has ended
+    sent, every = engine.worker.take_sent(), frozenset(map(key, range(SLOTS)))
+    assert sent.keys == every, "none of them is on its way any more"
+    assert sent.there == every.intersection(engine.daemon.chunks)
+    assert len(sent.there) == SLOTS // 2
+    assert engine.worker.take_sent() == Sent()
     store(engine, 20, 0, 1, 2, 3)
     assert key(20) in engine.daemon.chunks
 

@@ -57,6 +57,28 @@ def test_a_chunk_that_goes_just_when_it_is_loaded_is_computed(folder: Path, daem
         assert (counts["loaded"], counts["lost"]) == (7, 1)
 
 
+def test_a_prompt_that_the_engine_has_cached_is_not_sent_again(folder: Path, daemon: Daemon) -> None:
+    """Asked again at once, behind its own store, and by an engine that has loaded it: no byte goes twice."""
+    model, words = tiny(folder / "model", 1), prompt(8)
+    transfer = by_connector(daemon.socket)
+    with daemon:
+        with Engine(model, folder / "engine.log", transfer) as engine:
+            wanted = engine.read(words)["tokens"]
+            for tokens in (1, 8, 1, 8):  # the shortest ends before anything is known of its chunks
+                assert engine.read(words, max_tokens=tokens)["tokens"] == wanted[:tokens]
+            holds(daemon, CHUNKS)
+            engine.read(words)  # the engine counts what ended in a step before
+            counts = engine.chunks()
+            assert (counts["stored"], counts.get("duplicate", 0), counts.get("dropped", 0)) == (CHUNKS, 0, 0)
+            engine.forget()  # no block is kept for what was never to be sent
+        with Engine(model, folder / "engine.log", transfer) as engine:
+            for _ in range(4):
+                assert engine.read(words)["tokens"] == wanted
+            counts = engine.chunks()
+            assert counts["loaded"] == CHUNKS
+            assert not {"stored", "duplicate", "dropped"} & {what for what, count in counts.items() if count}
+
+
 def test_a_daemon_that_hangs_holds_no_step_up_for_long(folder: Path, daemon: Daemon) -> None:
     model, words = tiny(folder / "model", 1), prompt(7)
     impatient = by_connector(daemon.socket, retry_seconds=2.0, timeout_seconds=2.0)
