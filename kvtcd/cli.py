@@ -1,6 +1,7 @@
 """The command line.
 
-Exit codes: 0 ok, 1 failure, 2 usage or configuration, 69 not available, 70 device lost, 75 already running.
+Exit codes: 0 ok, 1 failure, 2 usage, configuration or a model that is not supported,
+69 not available, 70 device lost, 75 already running.
 """
 
 from __future__ import annotations
@@ -16,7 +17,33 @@ from typing import Annotated, Literal
 import typer
 
 from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, cli_study, config
-from kvtcd.core.errors import AlreadyRunning, ConfigError, DeviceLost, KvtcdError, Unavailable
+from kvtcd.cli_options import (
+    CALIBRATION_TOKENS,
+    TRACE,
+    BenchOption,
+    CodecOption,
+    JsonOption,
+    ModelOption,
+    OverheadOption,
+    PlotOption,
+    PolicyOption,
+    PrefillOption,
+    ProfileOption,
+    ReuseOption,
+    ThreadsOption,
+    TokenBytesOption,
+    TraceOption,
+)
+from kvtcd.core.errors import (
+    AlreadyRunning,
+    ConfigError,
+    DeviceLost,
+    KvtcdError,
+    Unavailable,
+    UnsupportedCache,
+    UnsupportedModel,
+    UnsupportedRope,
+)
 
 app = typer.Typer(
     name="kvtcd",
@@ -33,12 +60,14 @@ app.add_typer(cli_study.app)
 app.add_typer(cli_engines.llamacpp, name="llamacpp")
 app.command()(cli_engines.chat)
 
-EXIT_CODES = {ConfigError: 2, Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75}
+EXIT_CODES = {
+    ConfigError: 2, UnsupportedCache: 2, UnsupportedModel: 2, UnsupportedRope: 2,
+    Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75,
+}  # fmt: skip
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="config.toml; without it, the defaults.")
 ]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 
 
 def _version(*, show: bool) -> None:
@@ -104,9 +133,7 @@ def policy_check(file: Annotated[Path, typer.Argument(help="A policy file.")]) -
 @policies.command("simulate")
 def policy_simulate(
     *,
-    trace: Annotated[
-        Path, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
-    ],
+    trace: TraceOption,
     policy: Annotated[list[Path], typer.Option(help="A policy file, several allowed.")],
     budget: Annotated[
         list[str], typer.Option(help="Room for raw blocks, 3000blocks or 64GiB, several allowed.")
@@ -115,13 +142,8 @@ def policy_simulate(
         list[float] | None,
         typer.Option(min=1, help="How much smaller stored blocks are, several allowed; default: 1."),
     ] = None,
-    bytes_per_token: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Raw bytes of a token in all layers, for a budget in bytes; a recording knows."
-        ),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the hits into this PNG or SVG.")] = None,
+    bytes_per_token: TokenBytesOption = None,
+    plot: PlotOption = None,
     json: JsonOption = None,
 ) -> None:
     """Replay a trace and show what each policy finds in a budget, between LRU and the optimum."""
@@ -136,14 +158,12 @@ def policy_simulate(
 @app.command()
 def calibrate(
     *,
-    model: Annotated[
-        str, typer.Option(help="Alias (smollm2, qwen05, qwen15) or folder of a transformers model.")
-    ],
+    model: ModelOption,
     text: Annotated[
         list[Path] | None,
         typer.Option(help="Text or JSONL file, several allowed; without any, the built-in mix."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2048, help="Tokens to calibrate on.")] = 65_536,
+    tokens: Annotated[int, typer.Option(min=CALIBRATION_TOKENS, help="Tokens to calibrate on.")] = 65_536,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Most components to keep of each stream.")] = 10_000,
     sensitivity: Annotated[
@@ -187,36 +207,25 @@ def calibrate(
 def plan(
     *,
     profile: Annotated[Path | None, typer.Option(help="The model's profile.")] = None,
-    bytes_per_token: Annotated[
-        int | None,
-        typer.Option(min=1, help="In its place: 2 (K and V) x layers x KV heads x dimension x 2 bytes."),
-    ] = None,
+    bytes_per_token: TokenBytesOption = None,
     ratio: Annotated[
         float | None,
         typer.Option(min=1, help="Of whole prefixes, where the profile's curve does not say it."),
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="A policy file; default: balanced.")] = None,
+    policy: PolicyOption = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Of a prefix; default: the trace's mean, else 4,096.")
     ] = None,
     budget: Annotated[
         list[str] | None, typer.Option(help="Room for stored blocks, such as 64GiB, several allowed.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
-    ] = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="What `kvtcd bench ttft --json` wrote of this model and machine.")
-    ] = None,
-    prefill: Annotated[
-        float | None, typer.Option(min=0.001, help="In its place: tokens that the engine reads a second.")
-    ] = None,
-    reuse: Annotated[
-        float | None, typer.Option(min=0.001, help="And raw MB that are fetched and unpacked a second.")
-    ] = None,
-    overhead_ms: Annotated[float, typer.Option(min=0, help="Of a fetch, whatever its length.")] = 5.0,
+    trace: Annotated[Path | None, TRACE] = None,
+    bench: BenchOption = None,
+    prefill: PrefillOption = None,
+    reuse: ReuseOption = None,
+    overhead_ms: OverheadOption = 5.0,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw hits and break-even into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Say what a model's cache takes, what a budget holds and finds, and from which length on it pays."""
     from kvtcd.lab import plan as lab  # noqa: PLC0415 - torch
@@ -231,17 +240,12 @@ def plan(
 @app.command()
 def demo(
     *,
-    model: Annotated[str, typer.Option(help="Alias or folder of a transformers model.")] = "smollm2",
+    model: ModelOption = "smollm2",
     document: Annotated[Path | None, typer.Option(help="A text to read; default: a built-in one.")] = None,
     tokens: Annotated[int | None, typer.Option(min=256, help="Read only so many tokens of it.")] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="A profile; default: calibrated once and cached.")
-    ] = None,
-    codec: Annotated[
-        str,
-        typer.Option(help="kvtc2 or kvtc with a ratio, kvtc2 with a divergence (below 1), or lossless."),
-    ] = "kvtc2:16",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    profile: ProfileOption = None,
+    codec: CodecOption = "kvtc2:16",
+    threads: ThreadsOption = 1,
     json: JsonOption = None,
 ) -> None:
     """Show the whole way on a real model: read, store, restart, fetch, answer, continue."""

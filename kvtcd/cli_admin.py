@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtcd import config
+from kvtcd.cli_options import JsonOption, output_option
 from kvtcd.core import access
 from kvtcd.core.errors import BadRequest, ConfigError
 
@@ -17,7 +18,6 @@ AddressArgument = Annotated[
     str | None,
     typer.Argument(help="Socket or http(s)://host:port; default: $KVTCD_SOCKET, else the usual one."),
 ]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -145,7 +145,7 @@ def compact(
 def export(
     name: Annotated[str, typer.Argument(help="The namespace.")],
     *,
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    out: Annotated[Path, output_option("--out", help="The file to write.")],
     key: FileKeyOption,
     tenant: Annotated[
         str | None, typer.Option(help="Whose it is; default: of the only one who has it.")

@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
+from kvtcd.cli_options import MODEL, CodecOption, JsonOption, PlotOption, ThreadsOption, output_option
 
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
-PlotOption = Annotated[
-    Path | None, typer.Option("--plot", help="Draw the figures into this file (PNG, SVG or PDF).")
-]
+app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
 
 
 @app.command("overlap")
@@ -26,7 +23,8 @@ def overlap(
     ] = 50,
     device: Annotated[str, typer.Option(help="Where blocks are packed: cpu, cuda.")] = "cpu",
     trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline to this file, for chrome://tracing or Perfetto.")
+        Path | None,
+        output_option("--trace", help="Write the timeline to this file, for chrome://tracing or Perfetto."),
     ] = None,
     json: JsonOption = None,
 ) -> None:
@@ -53,7 +51,7 @@ def codec(
         list[str] | None,
         typer.Option(help="kvtc, kvtc2, zlib (6), zstd (1), int4, several allowed; default: all."),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the CPU.")] = 1,
+    threads: ThreadsOption = 1,
     device: Annotated[str, typer.Option(help="Where codecs and products run: cpu, cuda.")] = "cpu",
     predict: Annotated[
         str, typer.Option(help="Measure nothing, predict what a GPU takes: h100, h200.", metavar="CARD")
@@ -107,11 +105,11 @@ def ttft(
     *,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="Alias or folder of a transformers model, several allowed; default: smollm2."),
+        typer.Option(help=f"{MODEL}; several allowed, default: smollm2."),
     ] = None,
     tokens: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="Lengths of prompts, several allowed; default: 512, 1024, 2048, 4096."),
+        typer.Option(min=256, help="Lengths of prompts, several allowed; default: 512, 1024, 2048, 4096."),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="What prompts are made of; default: a built-in text.")
@@ -119,11 +117,9 @@ def ttft(
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of profiles; default: calibrated once and cached.")
     ] = None,
-    codec: Annotated[
-        str, typer.Option(help="kvtc2 or kvtc with a ratio, or another codec that a policy takes.")
-    ] = "kvtc2:16",
+    codec: CodecOption = "kvtc2:16",
     rounds: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    threads: ThreadsOption = 1,
     json: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:

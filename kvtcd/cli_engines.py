@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from kvtcd.cli_options import ModelOption, ThreadsOption
+
 llamacpp = typer.Typer(help="Slots of a llama.cpp server, in the daemon.", no_args_is_help=True)
 
 DaemonOption = Annotated[
@@ -17,7 +19,7 @@ DaemonOption = Annotated[
 
 def chat(
     *,
-    model: Annotated[str, typer.Option(help="Alias or folder of a transformers model.")] = "smollm2",
+    model: ModelOption = "smollm2",
     daemon: DaemonOption = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0: any that is free.")] = 8000,
     waiting: Annotated[
@@ -28,7 +30,7 @@ def chat(
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of an answer, where a request says nothing.")
     ] = 512,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    threads: ThreadsOption = 1,
 ) -> None:
     """Serve a model in OpenAI's manner: an example that stores and reuses what it reads and says."""
     from kvtcd.lab import chat as lab  # noqa: PLC0415 - torch and transformers

@@ -7,47 +7,37 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Codecs measured on a model and texts of your own.", no_args_is_help=True)
+from kvtcd.cli_options import (
+    CALIBRATION_TOKENS,
+    CodecOption,
+    CodecsOption,
+    ContextOption,
+    ContinueOption,
+    JsonOption,
+    ModelOption,
+    PlotOption,
+    ProfileOption,
+    TextsOption,
+    ThreadsOption,
+    WindowsOption,
+    output_option,
+)
 
-ModelOption = Annotated[
-    str, typer.Option("--model", help="Alias (smollm2, qwen05, qwen15) or folder of a transformers model.")
-]
-ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", help="A profile; default: calibrated once and cached.")
-]
-CodecOption = Annotated[
-    list[str],
-    typer.Option(
-        "--codec",
-        help="NAME, NAME:dial or NAME:dial,option, several allowed. Dials are ratios, below 1 KLs, or bits. "
-        "Without, it is swept.",
-    ),
-]
-ContextOption = Annotated[
-    int, typer.Option("--context", min=133, help="Tokens of a document that are stored.")
-]
-ContinueOption = Annotated[
-    int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
-]
-WindowsOption = Annotated[
-    int, typer.Option("--windows", min=1, help="Documents of each file, spread evenly over it.")
-]
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of the model.")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
+app = typer.Typer(help="Codecs measured on a model and texts of your own.", no_args_is_help=True)
 
 
 @app.command("rd")
 def rate_distortion(
     *,
     model: ModelOption,
-    codec: CodecOption,
-    text: Annotated[list[Path], typer.Option(help="A text or JSONL file to measure on, several allowed.")],
+    codec: CodecsOption,
+    text: TextsOption,
     profile: ProfileOption = None,
     context: ContextOption = 1024,
     continuation: ContinueOption = 128,
     windows: WindowsOption = 8,
     threads: ThreadsOption = 1,
-    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = None,
 ) -> None:
     """Show ratio and divergence of codecs, and their ratios at equal divergence.
@@ -95,17 +85,19 @@ def eviction(
 def budget(
     *,
     model: ModelOption,
-    codec: CodecOption,
-    text: Annotated[list[Path], typer.Option(help="A text or JSONL file to measure on, several allowed.")],
+    codec: CodecsOption,
+    text: TextsOption,
     tokens: Annotated[
         list[int] | None,
-        typer.Option(min=1024, help="Tokens to calibrate on, several allowed; default: 1024 to 65536."),
+        typer.Option(
+            min=CALIBRATION_TOKENS, help="Tokens to calibrate on, several allowed; default: 1024 to 65536."
+        ),
     ] = None,
     context: ContextOption = 1024,
     continuation: ContinueOption = 128,
     windows: WindowsOption = 8,
     threads: ThreadsOption = 1,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = None,
 ) -> None:
     """Show what calibration tokens buy: divergence at equal bytes by budget, and how many tokens do.
@@ -124,19 +116,19 @@ def budget(
 def guard(
     *,
     model: ModelOption,
-    codec: Annotated[str, typer.Option("--codec", help="kvtc2 with a dial, a ratio or a KL: kvtc2:64.")],
-    text: Annotated[
-        list[Path],
-        typer.Option(help="A text or JSONL file, several allowed; caches of the first are corrupted."),
-    ],
+    codec: CodecOption,
+    text: TextsOption,
     profile: ProfileOption = None,
     context: ContextOption = 1024,
     continuation: ContinueOption = 128,
-    windows: Annotated[int, typer.Option(min=2, help="Documents of each kind.")] = 4,
+    windows: WindowsOption = 4,
     threads: ThreadsOption = 1,
     json: JsonOption = None,
 ) -> None:
-    """Show what the guard of kvtc2 does with foreign texts, random tokens and corrupted caches."""
+    """Show what the guard of kvtc2 does with foreign texts, random tokens and corrupted caches.
+
+    The codec is kvtc2 with a dial, such as kvtc2:64; caches of the first text are corrupted.
+    """
     from kvtcd.lab import guard as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(
@@ -149,7 +141,7 @@ def guard(
 def tasks(
     *,
     model: ModelOption,
-    codec: CodecOption,
+    codec: CodecsOption,
     task: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,7 +159,7 @@ def tasks(
         str, typer.Option(help="Of your own set: exact, f1, or code, which runs what the model writes.")
     ] = "exact",
     n: Annotated[int, typer.Option("--n", min=2, help="Items of each task, spread evenly over it.")] = 25,
-    context: Annotated[int, typer.Option(min=256, help="Tokens of contexts that are made up.")] = 1024,
+    context: ContextOption = 1024,
     profile: ProfileOption = None,
     threads: ThreadsOption = 1,
     json: JsonOption = None,
@@ -185,9 +177,9 @@ def tasks(
 def dump(
     *,
     model: ModelOption,
-    text: Annotated[list[Path], typer.Option(help="A text or JSONL file, several allowed.")],
-    out: Annotated[Path, typer.Option(help="File for the caches, safetensors.")],
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document whose cache is kept.")] = 512,
+    text: TextsOption,
+    out: Annotated[Path, output_option("--out", help="Write the caches to this file, safetensors.")],
+    context: ContextOption = 512,
     queries: Annotated[int, typer.Option(min=1, help="Tokens behind them whose queries are kept.")] = 8,
     windows: WindowsOption = 24,
     threads: ThreadsOption = 1,

@@ -7,12 +7,33 @@ from typing import Annotated, Literal
 
 import typer
 
+from kvtcd.cli_options import (
+    MODEL,
+    BenchOption,
+    CodecsOption,
+    ContextOption,
+    ContinueOption,
+    JsonOption,
+    ModelOption,
+    OverheadOption,
+    PlotOption,
+    PolicyOption,
+    PrefillOption,
+    ProfileArgument,
+    ReuseOption,
+    TextsOption,
+    ThreadsOption,
+    TokenBytesOption,
+    TraceOption,
+    WindowsOption,
+    output_option,
+)
+
 app = typer.Typer()
 lab = typer.Typer(help="Studies.", no_args_is_help=True)
 app.add_typer(lab, name="lab")
 profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_help=True)
 app.add_typer(profiles, name="profile")
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as JSON.")]
 
 
 @app.command()
@@ -29,12 +50,12 @@ def ablate(
         int | None, typer.Option(min=6, help="Trials of each cell; default: 40, and 200 for `paper`.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the products.")] = 1,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures, trials one by one, to this file.")
+    threads: ThreadsOption = 1,
+    json: JsonOption = None,
+    report: Annotated[
+        Path | None, output_option("--report", help="Write a report in Markdown to this file.")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a report in Markdown to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw ratios and curves into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Take rival codecs apart, factor by factor, and test what each is worth.
 
@@ -58,22 +79,20 @@ def ablate(
 
 @app.command()
 def validate(
-    profile: Annotated[Path, typer.Argument(help="A profile.")],
+    profile: ProfileArgument,
     *,
     dump: Annotated[
         Path | None, typer.Option(help="Caches that it was not made from (`kvtcd eval dump`).")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Instead: alias or folder of its model, which reads --text.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help=f"{MODEL}; instead of caches, to read --text.")] = None,
     text: Annotated[
         list[Path] | None, typer.Option(help="A text or JSONL file it was not made from, several allowed.")
     ] = None,
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document.")] = 1024,
-    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 4,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the model.")] = 1,
+    context: ContextOption = 1024,
+    windows: WindowsOption = 4,
+    threads: ThreadsOption = 1,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw energy and tails into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Say for each stream whether the basis of a profile is safe, `tq` better, or more tokens are needed.
 
@@ -91,9 +110,7 @@ def validate(
 @lab.command()
 def scale(
     *,
-    trace: Annotated[
-        Path, typer.Option(help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
-    ],
+    trace: TraceOption,
     hosts: Annotated[
         list[int] | None,
         typer.Option(min=1, help="How many serve it, several allowed; default: 1, 2, 4, 8, 16."),
@@ -115,25 +132,14 @@ def scale(
         Literal["spread", "first-token"],
         typer.Option(help="Requests go to hosts in turn, or to where the first token comes earliest."),
     ] = "spread",
-    policy: Annotated[Path | None, typer.Option(help="A policy file; default: balanced.")] = None,
-    bytes_per_token: Annotated[
-        int | None,
-        typer.Option(min=1, help="2 (K and V) x layers x KV heads x dimension x 2 bytes; recordings say it."),
-    ] = None,
-    bench: Annotated[
-        Path | None, typer.Option(help="What `kvtcd bench ttft --json` wrote of the model and machine.")
-    ] = None,
-    prefill: Annotated[
-        float | None, typer.Option(min=0.001, help="In its place: tokens that a host reads a second.")
-    ] = None,
-    reuse: Annotated[
-        float | None, typer.Option(min=0.001, help="And raw MB that it unpacks a second.")
-    ] = None,
-    overhead_ms: Annotated[float, typer.Option(min=0, help="Of unpacking, whatever the length.")] = 5.0,
+    policy: PolicyOption = None,
+    bytes_per_token: TokenBytesOption = None,
+    bench: BenchOption = None,
+    prefill: PrefillOption = None,
+    reuse: ReuseOption = None,
+    overhead_ms: OverheadOption = 5.0,
     json: JsonOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw first tokens and break-even into this PNG or SVG.")
-    ] = None,
+    plot: PlotOption = None,
 ) -> None:
     """Say what a store that hosts share is worth: by a trace, and from which length of a prefix on."""
     from kvtcd.lab.scale import command as study  # noqa: PLC0415 - torch
@@ -148,11 +154,9 @@ def scale(
 
 @profiles.command("show")
 def profile_show(
-    file: Annotated[Path, typer.Argument(help="A profile.")],
+    file: ProfileArgument,
     *,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw spectrum, plans and dial into this PNG or SVG.")
-    ] = None,
+    plot: PlotOption = None,
     json: JsonOption = None,
 ) -> None:
     """Show spectrum, plans, ratios and the rate-quality curve of a profile."""
@@ -163,29 +167,28 @@ def profile_show(
 
 @profiles.command("choose")
 def profile_choose(
-    file: Annotated[Path, typer.Argument(help="A profile.")],
+    file: ProfileArgument,
     *,
-    model: Annotated[str, typer.Option(help="The model it is of: an alias or a folder.")],
-    text: Annotated[list[Path], typer.Option(help="A text it was not made from, several allowed.")],
+    model: ModelOption,
+    text: TextsOption,
     ratio: Annotated[
         list[float] | None,
         typer.Option(min=1.0, help="To choose for, several allowed; default: 4, 8, 16, 32."),
     ] = None,
-    codec: Annotated[
-        list[str] | None, typer.Option(help="To choose from, several allowed; default: those that may win.")
-    ] = None,
-    context: Annotated[int, typer.Option(min=133, help="Tokens of a document that are stored.")] = 1024,
-    continuation: Annotated[
-        int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
-    ] = 128,
-    windows: Annotated[int, typer.Option(min=1, help="Documents of each file, spread evenly over it.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="Of the model and the codecs.")] = 1,
+    codec: CodecsOption = [],  # noqa: B006 - typer copies it
+    context: ContextOption = 1024,
+    continuation: ContinueOption = 128,
+    windows: WindowsOption = 8,
+    threads: ThreadsOption = 1,
     out: Annotated[
         Path, typer.Option(help="Folder that the profile with its choices is written to.")
     ] = Path(),
     json: JsonOption = None,
 ) -> None:
-    """Choose what `auto` stands for: the codec with the least divergence at each ratio."""
+    """Choose what `auto` stands for: the codec with the least divergence at each ratio.
+
+    It takes four documents of all texts together. Without --codec those are compared that may win.
+    """
     from kvtcd.lab import choose  # noqa: PLC0415 - torch and transformers
 
     choose.command(

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from kvtcd import cli
-from kvtcd.core.errors import AlreadyRunning, Busy, ConfigError, DeviceLost, Unavailable
+from kvtcd.core.errors import (
+    AlreadyRunning,
+    Busy,
+    ConfigError,
+    DeviceLost,
+    Unavailable,
+    UnsupportedCache,
+    UnsupportedModel,
+    UnsupportedRope,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +22,9 @@ from kvtcd.core.errors import AlreadyRunning, Busy, ConfigError, DeviceLost, Una
     [
         (Busy("the disk"), 1),
         (ConfigError("config.toml", "host.capacity", "is no size"), 2),
+        (UnsupportedCache("sliding windows"), 2),
+        (UnsupportedModel("gradients"), 2),
+        (UnsupportedRope("longrope", ("default",)), 2),
         (Unavailable("no wheel"), 69),
         (DeviceLost("cuda:0", "an illegal memory access"), 70),
         (AlreadyRunning("/var/lib/kvtcd"), 75),

@@ -26,7 +26,8 @@ class Candidate:
     Attributes:
         codec: with its options and where its dial stands, as a policy says it.
         ratio: of coded tokens, every byte counted.
-        kl, kl_lo, kl_hi: divergence, nats per token, and its 95 % interval over documents.
+        kl, kl_lo, kl_hi: divergence, nats per token, and its 95 % interval over documents; `kl` itself where
+            there is none.
         times, times_lo, times_hi: its divergence over that of the chosen one, paired, and the interval.
         errors: by stream, weighted error of a token, nats.
     """

@@ -22,7 +22,8 @@ class Point:
         step: of the quantiser.
         ratio: of 16-bit values to all bytes stored for them.
         error: half the squared weighted error, a mean over tokens: nats per position, to second order.
-        kl: divergence of the continuation, nats per token; `kl_lo` and `kl_hi` bound it at 95 %.
+        kl: divergence of the continuation, nats per token; `kl_lo` and `kl_hi` bound it at 95 %, and are
+            `kl` itself where there was one window alone, which tells no bounds.
         top1: share of equal most likely successors.
     """
 
@@ -33,6 +34,11 @@ class Point:
     kl_lo: float
     kl_hi: float
     top1: float
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The 95 % interval of `kl`; None where one window alone was measured."""
+        return (self.kl_lo, self.kl_hi) if self.kl_lo < self.kl_hi else None
 
     def to_json(self) -> dict[str, int | str]:
         """Return the canonical form: floats as their `repr`."""

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 TORCH_DTYPE = {Dtype.F32: torch.float32, Dtype.BF16: torch.bfloat16, Dtype.F16: torch.float16}
 _STREAMS = ("k", "v")
+_KINDS = {
+    "Sliding": "sliding windows or chunks, which forget what is far back",
+    "Linear": "linear attention, which keeps no tokens",
+    "Quant": "quantised",
+    "Static": "of a fixed size",
+}
+"""What layers of other caches are, by part of their class's name."""
 
 
 def require_full_attention(cache: DynamicCache) -> None:
@@ -31,12 +38,15 @@ def require_full_attention(cache: DynamicCache) -> None:
     Raises:
         UnsupportedCache: a layer of another kind, named with its index.
     """
-    for index, layer in enumerate(cache.layers):
-        if type(layer) is not DynamicLayer:
-            raise UnsupportedCache(
-                f"layer {index} of the cache is a {type(layer).__name__}; only a DynamicLayer can be stored "
-                "by prefix (no sliding window, chunks, linear attention, quantisation or static size)"
-            )
+    others = [index for index, layer in enumerate(cache.layers) if type(layer) is not DynamicLayer]
+    if others:
+        name = type(cache.layers[others[0]]).__name__
+        kind = next((words for part, words in _KINDS.items() if part in name), name)
+        raise UnsupportedCache(
+            f"{len(others)} of its {len(cache.layers)} layers, the first of them layer {others[0]}, are "
+            f"{kind}; supported are models whose layers all keep keys and values of every token as they are, "
+            "such as Llama, Qwen2, Qwen3 and SmolLM2"
+        )
 
 
 def raw_block(cache: DynamicCache, start: int, stop: int, layout: Layout) -> Tensor:

@@ -30,11 +30,10 @@ import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 
-from kvtcd import terminal
+from kvtcd import outputs, terminal
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.core.errors import ConfigError
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
@@ -152,10 +151,7 @@ def command(
         spans += result.spans
     terminal.console().print(table(rows, disk_ms))
     if trace:
-        try:
-            trace.write_text(json_text.dumps(chrome_trace(spans)), "utf-8")
-        except OSError as error:
-            raise ConfigError(trace, "", f"cannot be written: {error.strerror}") from None
+        outputs.write(trace, json_text.dumps(chrome_trace(spans)))
     if json:
         figures = [asdict(row) | {"bound_s": row.bound_s, "ratio": row.ratio} for row in rows]
         head = {"disk_ms": disk_ms, "device": device, "target_ratio": ALLOWED}

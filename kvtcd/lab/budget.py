@@ -21,7 +21,8 @@ from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.budget_points import Advice, Dimension, Pair, Row, advise, dimensions, rows
 from kvtcd.lab.calibrate import profile_for
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
@@ -187,7 +188,10 @@ def _table(own: Sequence[Row]) -> Table:
 
 def _words(advice: Advice, found: Sequence[Row]) -> str:
     own = {row.tokens: row for row in found if (row.codec, row.dial) == (advice.codec, advice.dial)}
-    name, chosen, largest = f"{advice.codec}:{advice.dial:g}", own[advice.tokens], own[max(own)]
+    name, largest = f"{advice.codec}:{advice.dial:g}", own[max(own)]
+    if advice.tokens is None:
+        return f"{name}: one document says nothing about how many tokens do; take --windows 2 or more."
+    chosen = own[advice.tokens]
     if chosen is largest:
         return f"{name}: more tokens still help; no smaller budget comes near {largest.tokens:,}."
     return (

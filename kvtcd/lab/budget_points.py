@@ -97,11 +97,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The smallest budget whose divergence is not above the interval of the largest."""
+    """The smallest budget whose divergence is not above the interval of the largest; None without one."""
 
     codec: str
     dial: float
-    tokens: int
+    tokens: int | None
 
 
 def rows(
@@ -152,7 +152,7 @@ def advise(found: Sequence[Row]) -> list[Advice]:
             (row for row in found if (row.codec, row.dial) == (name, dial)), key=lambda row: row.tokens
         )
         enough = next(row for row in own if row.kl <= own[-1].kl_hi or row is own[-1])
-        given.append(Advice(name, dial, enough.tokens))
+        given.append(Advice(name, dial, None if np.isnan(own[-1].kl_hi) else enough.tokens))
     return given
 
 

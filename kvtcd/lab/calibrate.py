@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from kvtcd import __version__, terminal
+from kvtcd import __version__, outputs, terminal
 from kvtcd.codec.profile import SUFFIX, store
 from kvtcd.codec.weighted import EXPONENT
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -79,7 +78,8 @@ def command(
     if threads:
         torch.set_num_threads(threads)
     sources = texts.read(files) if files else texts.recipe()
-    target = _writable(out or models.cache_folder() / "profiles")
+    target = out or models.cache_folder() / "profiles"
+    check_place(target)
     if split and target.suffix == SUFFIX:
         raise ConfigError(target, "", "is one file; --split makes a profile for each rank: name a folder")
     console = terminal.console()
@@ -91,7 +91,7 @@ def command(
         ranks = calibrate(
             loaded, identity, sources, parts=parts_of(identity, split, stage_layers) if split else (),
             tokens=tokens, seed=seed, rank=min(rank, _FEW) if low_memory else rank,
-            window=_SHORT if low_memory else WINDOW, sensitivity=sensitivity,
+            window=min(_SHORT if low_memory else WINDOW, _window(tokens)), sensitivity=sensitivity,
             checkpoints=_checkpoints(), phases=Phases(progress),
         )  # fmt: skip
     took, of_ranks = time.perf_counter() - began, []
@@ -160,17 +160,19 @@ def _checkpoints() -> Path:
     return folder
 
 
+def check_place(out: Path) -> None:
+    """Refuse a place for a profile, a file or a folder, where it could not be written.
+
+    Raises:
+        ConfigError: why.
+    """
+    outputs.check_folder(_folder(out))
+    if out.suffix == SUFFIX and _folder(out).is_dir():
+        outputs.check(out)
+
+
 def _folder(out: Path) -> Path:
     return out.parent if out.suffix == SUFFIX else out
-
-
-def _writable(out: Path) -> Path:
-    """Refuse an output that cannot be written before the work begins, of which may come nothing."""
-    there = next(folder for folder in (_folder(out), *_folder(out).absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "may not be written to" if there.is_dir() else "is no folder"
-        raise ConfigError(out, "", f"cannot be written: {there} {why}")
-    return out
 
 
 def _write(data: bytes, out: Path) -> Path:

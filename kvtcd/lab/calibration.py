@@ -126,6 +126,10 @@ def calibrate(
         for part, checkpoint in zip(ranks, kept, strict=True)
     ]
     phases.seconds |= takers[0].gathered.seconds
+    if done := min(taker.gathered.read for taker in takers):
+        phases.note(
+            f"going on from the checkpoint in {checkpoints}: {done} of {len(reading.windows)} windows done"
+        )
     gather(loaded, identity, reading, takers, phases=phases, differentiate=_DIFFERENTIATE.get(sensitivity))
     fitted = [
         _fit(origin, taker.gathered, rank, phases) for origin, taker in zip(origins, takers, strict=True)

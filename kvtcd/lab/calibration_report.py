@@ -30,6 +30,7 @@ def figures(made: Calibration, loaded: LoadedModel, path: Path, seconds: float) 
         "model": made.profile.origin.model,
         "parallel": made.profile.origin.parallel,
         "tokens": made.tokens,
+        "fitted_tokens": made.profile.origin.tokens,
         "texts": [text.name for text in made.profile.origin.texts],
         "seconds": seconds,
         "phases": made.seconds,
@@ -75,7 +76,7 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
     streams, origin = made.profile.streams, made.profile.origin
     whose = origin.model if origin.parallel == CANONICAL else f"{origin.model} {origin.parallel}"
     table = Table(
-        title=f"Profile of {whose}, {made.tokens:,} tokens",
+        title=f"Profile of {whose}: {made.tokens:,} tokens read, fitted to {origin.tokens:,}",
         caption="bytes before DEFLATE; error: share of the energy of held-out rows",
     )
     for heading in (

@@ -18,7 +18,7 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from kvtcd import terminal
+from kvtcd import outputs, terminal
 from kvtcd.codec.choices import Candidate, Choice
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.profile import Profile, build, load, store
@@ -27,7 +27,8 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.ablate.paired import paired
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Block, Document, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
@@ -82,15 +83,16 @@ def command(
     torch.set_num_threads(threads)
     console = terminal.console()
     asked = [Spec.parse(codec) for codec in codecs or CODECS]
+    outputs.check_folder(out)
     sources = texts.read(files)
+    _require_enough(per_file * len(sources))
     with terminal.progress(console) as progress:
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         source = ProfileSource(file, identity)
         profile = load(file)
         windows = cut(loaded, sources, context, continuation, per_file)
-        if len(windows) < _LEAST:
-            raise ConfigError("--windows", "", f"{len(windows)} documents are too few; {_LEAST} at least")
+        _require_enough(len(windows))
         phases = Phases(progress)
         with phases.bar("documents", len(windows)) as advance:
             documents = _read(loaded, identity, [window.tokens for window in windows], context, advance)
@@ -108,6 +110,7 @@ def command(
     made = tuple(
         choose(ratio, {spec: samples[spec] for spec in pool}, groups) for ratio, pool in pools.items()
     )
+    out.mkdir(parents=True, exist_ok=True)
     written = store(with_choices(profile, made), out)
     show(console, loaded.folder.name, made)
     console.print(
@@ -120,6 +123,13 @@ def command(
              "choices": [asdict(choice) for choice in made]},
         )  # fmt: skip
     return written
+
+
+def _require_enough(documents: int) -> None:
+    if documents < _LEAST:
+        raise ConfigError(
+            "--windows", "", f"{documents} documents of all texts are too few; it takes {_LEAST}"
+        )
 
 
 def _read(
@@ -261,7 +271,8 @@ def show(console: Console, model: str, choices: Sequence[Choice]) -> None:
                 f"{name} {value:.2g}{'*' if name in least else ''}" for name, value in one.errors.items()
             )
             table.add_row(
-                one.name, f"{one.ratio:.1f}", f"{one.kl:.4f}", f"{one.kl_lo:.4f} to {one.kl_hi:.4f}",
+                one.name, f"{one.ratio:.1f}", f"{one.kl:.4f}",
+                f"{one.kl_lo:.4f} to {one.kl_hi:.4f}" if one.kl_lo < one.kl_hi else "—",
                 f"{one.times:.2f}", f"{one.times_lo:.2f} to {one.times_hi:.2f}", errors,
             )  # fmt: skip
         console.print(table)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from transformers import PreTrainedConfig
 
-_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "gemma3_text": "gemma3"}
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2"}
 """transformers' model type -> GGUF's architecture, for those whose differences `_as_transformers` undoes."""
 
 
@@ -74,11 +74,9 @@ def _as_transformers(values: NDArray[np.float32], name: str, config: PreTrainedC
     """Undo what GGUF stores differently, for one tensor of transformers' name `name`.
 
     llama: rows of the query and key projections lie so that RoPE turns neighbours; transformers turns halves
-    (`permute` in llama.cpp's convert_hf_to_gguf.py). gemma: norms are stored with the 1 that the model adds.
+    (`permute` in llama.cpp's convert_hf_to_gguf.py).
     """
     if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
         planes = values.reshape(-1, config.head_dim // 2, 2, values.shape[-1])
         return planes.swapaxes(1, 2).reshape(values.shape)
-    if config.model_type == "gemma3_text" and name.endswith("norm.weight"):
-        return values - 1
     return values

@@ -29,7 +29,8 @@ from kvtcd.core.policy import CodecChoice
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.lab import evaluate, models
 from kvtcd.lab.calibrate import profile_for
-from kvtcd.lab.codec_spec import ProfileSource, Spec, policy_text
+from kvtcd.lab.codec_source import ProfileSource
+from kvtcd.lab.codec_spec import Spec, policy_text
 from kvtcd.lab.daemon import Daemon
 from kvtcd.lab.demo_report import Answer, Figures, SecondTurn, show
 from kvtcd.lab.figures import write_json

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import DynamicCache, PreTrainedModel
 
-from kvtcd import terminal
+from kvtcd import outputs, terminal
 from kvtcd.codec.rope import Rotation
 from kvtcd.core.errors import BadField, BadIdentity, ConfigError
 from kvtcd.core.identity import Rope
@@ -122,8 +122,9 @@ def write(path: Path, dump: Dump) -> None:
         tensors |= {f"{number}.{name}": part.contiguous() for name, part in parts.items() if part is not None}
     about = {"model": dump.model, "rope": dump.rope.to_json() if dump.rope else None}
     try:
-        save_file(tensors, path, {_METADATA: canonical_json(about).decode()})
-    except (OSError, SafetensorError) as error:
+        with outputs.replacing(path) as part:
+            save_file(tensors, part, {_METADATA: canonical_json(about).decode()})
+    except SafetensorError as error:
         raise ConfigError(path, "", f"cannot be written: {error}") from None
 
 

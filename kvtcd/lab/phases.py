@@ -31,6 +31,10 @@ class Phases:
         self._progress = progress or terminal.silent()
         self.seconds: dict[str, float] = {}
 
+    def note(self, text: str) -> None:
+        """Say a line, above the bars."""
+        self._progress.console.print(text, markup=False, highlight=False)
+
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Add the time until the end of the block, kernels on a GPU included, to a phase."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvtcd import outputs
 from kvtcd.core.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -18,6 +20,22 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "svg.hashsalt": "kvtcd",  # the same figures give the same file
 }
+
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check(path: Path) -> None:
+    """Refuse a picture that could not be drawn, before there is anything to draw.
+
+    Raises:
+        Unavailable: matplotlib is not installed.
+        ConfigError: it is of another type.
+    """
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(path, "", f"cannot be drawn: its name ends in none of {', '.join(_SUFFIXES)}")
+    if find_spec("matplotlib") is None:
+        raise Unavailable("a plot needs matplotlib; pip install 'kvtcd[lab]'")
 
 
 @contextmanager
@@ -33,18 +51,15 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    try:
-        from matplotlib import rc_context  # noqa: PLC0415 - an extra
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"a plot needs {error.name}; pip install 'kvtcd[lab]'") from error
+    check(path)
+    from matplotlib import rc_context  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+
     with rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        try:
-            figure.savefig(path, dpi=150)
-        except (OSError, ValueError) as error:  # ValueError: a suffix that it has no writer for
-            raise ConfigError(path, "", f"cannot be drawn: {error}") from error
+        with outputs.replacing(path) as part:
+            figure.savefig(part, dpi=150)
 
 
 def headline(figure: Figure, text: str) -> None:

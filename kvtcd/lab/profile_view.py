@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from kvtcd import terminal
-from kvtcd.codec.dial import Curve
+from kvtcd.codec.dial import Curve, Point
 from kvtcd.codec.plan import WIDTHS, Plan
 from kvtcd.codec.profile import Profile, StreamProfile, load
 from kvtcd.core.errors import ConfigError
@@ -66,7 +66,7 @@ def figures(profile: Profile) -> dict[str, object]:
             name: {"rank": len(stream.basis), "bytes": stream.basis.nbytes}
             for name, stream in profile.weighted.items()
         },
-        "curve": [asdict(point) for point in curve.points] if curve else [],
+        "curve": [_point_figures(point) for point in curve.points] if curve else [],
         "floor": curve.floor if curve else None,
     }
 
@@ -110,18 +110,25 @@ def show(console: Console, profile: Profile) -> None:
 
 def curve_table(curve: Curve) -> Table:
     """Return what `kvtc2` costs and saves by step."""
-    caption = f"KL in nats per token, bounds at 95 %; rounding alone: {curve.floor:.2g}"
+    caption = f"KL in nats per token, bounds at 95 % over windows; rounding alone: {curve.floor:.2g}"
+    if not any(point.bounds for point in curve.points):
+        caption += "\nOne window alone tells no bounds: calibrate on more tokens"
     if curve.dips:
         caption += "\nThe divergence dips where it should rise: calibrate on more tokens to rely on it"
     table = Table(title="kvtc2 on held-out text", caption=caption)
     for heading in ("ratio", "KL", "", "top-1", "step"):
         table.add_column(heading, justify="right")
     for point in curve.points:
-        bounds = f"{point.kl_lo:.2g} to {point.kl_hi:.2g}"
+        bounds = "{:.2g} to {:.2g}".format(*point.bounds) if point.bounds else "—"
         table.add_row(
             f"{point.ratio:.1f}", f"{point.kl:.2g}", bounds, f"{point.top1:.1%}", f"{point.step:.2e}"
         )
     return table
+
+
+def _point_figures(point: Point) -> dict[str, float | None]:
+    """Return a point of the curve, null for bounds that there are none of."""
+    return asdict(point) | ({} if point.bounds else {"kl_lo": None, "kl_hi": None})
 
 
 def _plan_figures(stream: StreamProfile, ratio: int) -> dict[str, object]:
@@ -152,7 +159,11 @@ def _origin_table(profile: Profile) -> Table:
     table.add_row("adapter", origin.adapter)
     rope = origin.rope
     table.add_row("RoPE", f"{rope.kind}, theta {rope.theta:g}, {rope.pairing}" if rope else "none")
-    table.add_row("fitted to", f"{origin.tokens:,} tokens; the first {origin.sinks} of a sequence left out")
+    table.add_row(
+        "fitted to",
+        f"{origin.tokens:,} tokens; more were read: the first {origin.sinks} of each window are left out, "
+        "and windows held out to measure on",
+    )
     for text in origin.texts:
         table.add_row("text", f"{text.name}, SHA-256 {text.sha256[:16]}…")
     if profile.weighted:

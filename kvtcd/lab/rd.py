@@ -23,7 +23,8 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.capture import windows
-from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
+from kvtcd.lab.codec_source import open_codecs, profile_source
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel

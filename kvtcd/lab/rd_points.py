@@ -5,6 +5,7 @@ Everything is paired: all codecs saw the same documents, and a resample draws th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +13,7 @@ from operator import add
 
 import numpy as np
 
+from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality
 from kvtcd.lab.statistics import Figure, Floats, Indices, Interval, at_kl, brackets, interval, mean
@@ -32,6 +34,7 @@ class Point:
             mean.
         finer: blocks of all documents that were stored finer than asked, to keep a bound.
         refused: blocks that were stored losslessly instead.
+        reasons: how many of these for which reason, by `codec.ports.Reason`.
         kl_of_documents: one after the other.
     """
 
@@ -49,6 +52,7 @@ class Point:
     err_v: float
     finer: int
     refused: int
+    reasons: Mapping[Reason, int]
     kl_of_documents: tuple[float, ...]
 
 
@@ -112,6 +116,7 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
                 err_v=float(np.mean([one.error.get("v", np.nan) for one in documents])),
                 finer=sum(one.finer for one in documents),
                 refused=sum(one.refused for one in documents),
+                reasons=dict(sum((Counter(one.reasons) for one in documents), Counter[Reason]())),
                 kl_of_documents=tuple(values),
             )
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
+from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import EqualKl, Point
 from kvtcd.lab.rd_ranking import Surpassed
@@ -47,28 +48,32 @@ _SURPASSED: tuple[tuple[str, Callable[[Surpassed], str]], ...] = (
 )
 
 
+_WHY = {
+    Reason.FINER: "its guard: their error was above the bound",
+    Reason.ERROR: "its guard: their error was above the bound at every step",
+    Reason.UNUSUAL: "its guard: a layer or head is not spread as calibration saw it",
+    Reason.RANGE: "values are beyond its codes, or the codes take more room than the values",
+    Reason.NOT_FINITE: "they hold a NaN or an infinity",
+}
+
+
 def fraction(value: float, digits: int) -> str:
     """Write a number without the zero in front of its point; nothing where there is none."""
     return "" if math.isnan(value) else f"{value:.{digits}f}".replace("-0.", "-.").removeprefix("0")
 
 
 def bounds(lo: float, hi: float, digits: int) -> str:
-    """Write an interval; nothing where there is none."""
-    return "" if math.isnan(lo) else f"{fraction(lo, digits)} to {fraction(hi, digits)}"
+    """Write an interval; a dash where documents are too few for one."""
+    return "—" if math.isnan(lo) else f"{fraction(lo, digits)} to {fraction(hi, digits)}"
 
 
 def show(console: Console, figures: Figures) -> None:
-    """Print points and gains."""
+    """Print points and gains, and why blocks were not stored as asked."""
     title = (
         f"{figures.model}: {figures.documents} documents of {figures.context:,} + "
         f"{figures.continuation:,} tokens"
     )
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name, _ in _POINTS:
-        table.add_column(name, justify="left" if name == "codec" else "right")
-    for point in figures.points:
-        table.add_row(*(cell(point) for _, cell in _POINTS))
-    console.print(table)
+    console.print(_table(title).fill(_POINTS, figures.points, left={"codec"}))
     noise = figures.noise
     console.print(
         f"Rounding alone (the context read again in other steps): KL {fraction(noise.kl, 5)} "
@@ -76,22 +81,25 @@ def show(console: Console, figures: Figures) -> None:
     )
     for point in figures.points:
         if point.finer or point.refused:
-            console.print(
-                f"{spelled(point.codec, point.dial)} stored {point.finer} blocks finer than asked and "
-                f"{point.refused} losslessly."
-            )
+            console.print(_otherwise(point))
     if figures.equal_kl:
-        table = Table(title="Ratio at equal KL", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name, _ in _GAINS:
-            table.add_column(name, justify="left" if name in {"codec", "over"} else "right")
-        for gain in figures.equal_kl:
-            table.add_row(*(cell(gain) for _, cell in _GAINS))
-        console.print(table)
+        console.print(_table("Ratio at equal KL").fill(_GAINS, figures.equal_kl, left={"codec", "over"}))
     if figures.surpassed:
-        title = "Surpassed: less divergence in no more bytes"
-        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for name, _ in _SURPASSED:
-            table.add_column(name, justify="left" if name in {"codec", "surpassed by"} else "right")
-        for one in figures.surpassed:
-            table.add_row(*(cell(one) for _, cell in _SURPASSED))
-        console.print(table)
+        console.print(
+            _table("Surpassed: less divergence in no more bytes").fill(
+                _SURPASSED, figures.surpassed, left={"codec", "surpassed by"}
+            )
+        )
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
+def _otherwise(point: Point) -> str:
+    """Say how many blocks a codec stored otherwise than asked, and why."""
+    parts = []
+    if point.finer:
+        parts.append(f"{point.finer} blocks finer than asked ({_WHY[Reason.FINER]})")
+    parts += [f"{count} losslessly ({_WHY.get(reason, reason)})" for reason, count in point.reasons.items()]
+    return f"{spelled(point.codec, point.dial)} stored {', '.join(parts)}."

@@ -170,8 +170,4 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 def show(console: Console, rows: Sequence[Row]) -> None:
     """Print rows as a table."""
     table = Table(title="Blocks found, of all blocks asked for")
-    for name, _ in _COLUMNS:
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in _COLUMNS))
-    console.print(table)
+    console.print(table.fill(_COLUMNS, rows, left={"policy"}))

@@ -57,6 +57,14 @@ def test_the_smallest_budget_within_the_interval_of_the_largest_is_advised() -> 
     assert [one.tokens for one in advise(found)] == [8192]
 
 
+def test_one_document_advises_nothing() -> None:
+    pairs = {(tokens, SPEC): pair(1.0, (30, 45)) for tokens in (1024, 2048)}
+    alone = {key: Pair(own.kl[:1], own.raw[:1], own.stored[:1]) for key, own in pairs.items()}
+    found = rows(alone, dict.fromkeys(alone, FOUND), [0])
+    assert all(np.isnan(row.kl_lo) for row in found)
+    assert [one.tokens for one in advise(found)] == [None]
+
+
 def test_each_codec_is_advised_for_itself() -> None:
     pairs = {
         (1024, SPEC): pair(9.0, (30, 45)), (2048, SPEC): pair(1.0, (30, 45)),

@@ -9,6 +9,7 @@ from support.calibration import TEXTS, WINDOW, run, text, tiny_model
 from support.codec_world import rotated
 from typer.testing import CliRunner
 
+from kvtcd import terminal
 from kvtcd.cli import app
 from kvtcd.codec.profile import Profile, load
 from kvtcd.codec.rope import inverse_frequencies
@@ -20,6 +21,7 @@ from kvtcd.lab.calibrate import command, profile_for
 from kvtcd.lab.capture import kv_rows
 from kvtcd.lab.checkpoint import Checkpoint
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.phases import Phases
 
 IDENTITY = models.identity
 """Before any test replaces it."""
@@ -98,7 +100,10 @@ def test_equal_input_gives_equal_bytes_and_another_seed_or_text_does_not(
 
 
 def test_an_interrupted_calibration_goes_on_where_it_was(
-    loaded: LoadedModel, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedModel,
+    checkpoints: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole = run(loaded, checkpoints).data
     monkeypatch.setattr("kvtcd.lab.checkpoint._SHARE", 1)
@@ -118,7 +123,10 @@ def test_an_interrupted_calibration_goes_on_where_it_was(
     run(loaded, checkpoints, seed=1)  # another calibration leaves it alone
     rest = []
     monkeypatch.setattr(gather, "prefill", lambda *a: rest.append(a) or prefill(*a))
-    made = run(loaded, checkpoints)
+    capsys.readouterr()
+    with terminal.progress(terminal.console()) as progress:
+        made = run(loaded, checkpoints, phases=Phases(progress))
+    assert f"going on from the checkpoint in {checkpoints}: 9 of 24 windows done\n" in capsys.readouterr().err
     assert len(rest) == 24 - 9
     assert made.data == whole
     assert list(checkpoints.iterdir()) == []
@@ -207,7 +215,7 @@ def test_the_command_writes_a_profile_and_says_what_it_took(
     assert [row["ratio"] for row in written["ratios"]] == [8, 16, 32, 64]
     assert written["ratios"][0]["streams"]["k"]["bits_per_token"] <= 16 * 128 / 8
     shown = capsys.readouterr().out
-    assert "Profile of model, 4,096 tokens" in shown
+    assert "Profile of model: 4,096 tokens read, fitted to 3,060" in shown
     assert str(path) in shown
 
 

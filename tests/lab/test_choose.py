@@ -21,7 +21,8 @@ from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import choose as module
 from kvtcd.lab import models
 from kvtcd.lab.choose import ALLOWED, Sample, choose, eligible, stands, weighted_errors
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Block, Size, decode, encode, size
 
 TOKENS, FIRST = 256, 4
@@ -159,11 +160,10 @@ def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch)
     for text in TEXTS[:2]:
         (tmp_path / f"{text.name}.txt").write_text(text.text)
     out = tmp_path / "out"
-    out.mkdir()
     options = [
         *(word for text in TEXTS[:2] for word in ("--text", str(tmp_path / f"{text.name}.txt"))),
         *("--codec", "tq,mean,norm", "--codec", "kivi", "--codec", "fp8", "--ratio", "3", "--windows", "4"),
-        *("--context", "200", "--continue", "8", "--out", str(out), "--json", str(tmp_path / "j")),
+        *("--context", "256", "--continue", "8", "--out", str(out), "--json", str(tmp_path / "j")),
     ]
     result = CliRunner().invoke(app, ["profile", "choose", str(path), "--model", "tiny", *options])
     assert result.exit_code == 0, (result.output, result.exception)

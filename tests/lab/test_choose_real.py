@@ -14,7 +14,8 @@ from kvtcd.lab import evaluate
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.capture import windows
 from kvtcd.lab.choose import choose, eligible, sample, stands, with_choices
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.models import identity, tokenize
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -11,8 +11,9 @@ from kvtcd.codec.profile import store
 from kvtcd.core.blob import CodecId
 from kvtcd.core.errors import ConfigError, ProfileMismatch, UnknownProfile
 from kvtcd.core.policy import CodecChoice
-from kvtcd.lab import codec_spec
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs, spelled
+from kvtcd.lab import codec_source
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec, spelled
 
 WORLD = World(kv())
 
@@ -113,7 +114,7 @@ def test_a_codec_with_a_free_dial_is_swept_around_ratios(monkeypatch: pytest.Mon
         reason = "too far" if (choice.ratio or 0) > 40 else None
         return NamespaceCodec(Lossless(identity.layout), None, choice.name, reason)
 
-    monkeypatch.setattr(codec_spec, "codec_for", codec_for)
+    monkeypatch.setattr(codec_source, "codec_for", codec_for)
     opened = open_all(path, "kvtc:16", "kvtc2:0.01", "kvtc2")
     steps = [11, 16, 23, 32, 45, 64, 91, 128]
     assert asked == [16, None, *steps]

@@ -1,5 +1,6 @@
 """The view of a profile whose spectrum and plans are written here by hand."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -93,7 +94,7 @@ def test_the_command_shows_tables_and_writes_json(
     shown = capsys.readouterr().out
     for expected in (
         digest_of(file),
-        "600 tokens",
+        "600 tokens; more were read",
         "noise",
         "3 x 2 x 16",
         "94.3%",
@@ -131,14 +132,29 @@ def test_a_measured_curve_is_shown_drawn_and_written(
     assert "dips" not in shown
     assert "0.02 to 0.04" in shown
     assert "ratio of coded tokens" in (tmp_path / "it.svg").read_text()
+    assert "One window alone" not in shown
+
+
+def test_one_window_tells_no_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile, _ = World(kv()).profile()
+    alone = tuple({**row, "kl_lo": row["kl"], "kl_hi": row["kl"]} for row in profile.origin.curve)
+    file = tmp_path / "it.safetensors"
+    origin = dataclasses.replace(profile.origin, curve=alone)
+    file.write_bytes(build(origin, profile.streams, profile.weighted)[1])
+    command(file, plot=None, json=tmp_path / "it.json")
+    written = json.loads((tmp_path / "it.json").read_text())["curve"]
+    assert [(point["kl_lo"], point["kl_hi"]) for point in written] == [(None, None)] * 3
+    shown = capsys.readouterr().out
+    assert "One window alone tells no bounds" in shown
+    assert shown.count("—") == 3
 
 
 def test_a_picture_that_cannot_be_drawn_says_why(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"it\.xyz: cannot be drawn: Format 'xyz' is not supported"):
+    with pytest.raises(ConfigError, match=r"it\.xyz: cannot be drawn: its name ends in none of"):
         command(file, plot=tmp_path / "it.xyz", json=None)
-    with pytest.raises(ConfigError, match=r"it\.png: cannot be drawn: .*No such file"):
+    with pytest.raises(ConfigError, match=r"it\.png: cannot be written: No such file"):
         command(file, plot=tmp_path / "none" / "it.png", json=None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Unavailable, match=r"a plot needs matplotlib; pip install 'kvtcd\[lab\]'"):

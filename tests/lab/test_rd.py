@@ -15,12 +15,14 @@ from support.models import real_model
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import store
 from kvtcd.core.blob import Kind, parse
 from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import evaluate, models, rd
-from kvtcd.lab.codec_spec import ProfileSource, Spec, open_codecs
+from kvtcd.lab.codec_source import ProfileSource, open_codecs
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.rd_plot import draw
 from kvtcd.lab.rd_points import EqualKl, Noise, equal_kl, noise_of, points
@@ -178,6 +180,28 @@ def with_gain(figures: rd.Figures) -> rd.Figures:
     return dataclasses.replace(figures, equal_kl=gains)
 
 
+def test_what_was_stored_otherwise_is_said_with_its_reason(figures) -> None:
+    first = dataclasses.replace(
+        figures.points[0], codec="kvtc2", dial=16.0, finer=3, refused=6,
+        reasons={Reason.UNUSUAL: 4, Reason.RANGE: 2},
+    )  # fmt: skip
+    console = Console(width=400, record=True, file=io.StringIO())
+    show(console, dataclasses.replace(figures, points=(first, *figures.points[1:])))
+    (line,) = [line for line in console.export_text().splitlines() if line.startswith("kvtc2:16 stored")]
+    assert "3 blocks finer than asked (its guard: their error" in line
+    assert "4 losslessly (its guard: a layer or head is not spread" in line
+    assert "2 losslessly (values are beyond its codes" in line
+
+
+def test_one_document_has_no_interval(figures) -> None:
+    nothing = float("nan")
+    alone = dataclasses.replace(figures.points[0], kl=0.5, kl_lo=nothing, kl_hi=nothing)
+    console = Console(width=400, record=True, file=io.StringIO())
+    show(console, dataclasses.replace(figures, points=(alone,), equal_kl=(), surpassed=()))
+    (row,) = [line for line in console.export_text().splitlines() if ".5000" in line]
+    assert row.split()[4] == "—"
+
+
 def test_tables_fit_a_terminal(figures) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
     show(console, with_gain(figures))
@@ -205,7 +229,7 @@ def test_few_documents_can_be_drawn_too(figures, tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_drawn_says_why(
     figures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"it\.xyz: cannot be drawn: Format 'xyz' is not supported"):
+    with pytest.raises(ConfigError, match=r"it\.xyz: cannot be drawn: its name ends in none of"):
         draw(figures, tmp_path / "it.xyz")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Unavailable, match="a plot needs matplotlib"):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality, Size
 from kvtcd.lab.rd_points import equal_kl, noise_of, points
@@ -17,8 +18,9 @@ HARDNESS = [0.5, 1.0, 2.0, 0.8, 1.1, 3.0]
 def measured(kl: float, ratio: float, refused: int = 0) -> Measured:
     size = Size(coded_raw=16_000, coded=16_000 / ratio, all_raw=20_000, all=16_000 / ratio + 4_000)
     return Measured(
-        size, Quality(kl=kl, top1=1 - kl, dnll=kl / 2), {"k": kl / 4, "v": kl / 8}, 3 * refused, refused
-    )
+        size, Quality(kl=kl, top1=1 - kl, dnll=kl / 2), {"k": kl / 4, "v": kl / 8}, 3 * refused, refused,
+        {Reason.ERROR: refused} if refused else {},
+    )  # fmt: skip
 
 
 def codec(ratio: float, factor: float = 1.0) -> list[Measured]:
@@ -27,7 +29,7 @@ def codec(ratio: float, factor: float = 1.0) -> list[Measured]:
 
 
 def test_a_point_sums_up_its_documents() -> None:
-    rows = [measured(0.1, 10), measured(0.3, 30, refused=2)]
+    rows = [measured(0.1, 10, refused=1), measured(0.3, 30, refused=2)]
     (point,) = points({Spec("kvtc", 16): rows}, [0, 0], token_bits=4_000)
     assert (point.codec, point.dial) == ("kvtc", 16)
     stored = 1_600 + 16_000 / 30
@@ -36,7 +38,7 @@ def test_a_point_sums_up_its_documents() -> None:
     assert point.bits_per_token == pytest.approx(stored / 8)  # 32,000 bits are 8 tokens of 4,000
     assert (point.kl, point.top1, point.dnll) == pytest.approx((0.2, 0.8, 0.1))
     assert (point.err_k, point.err_v) == pytest.approx((0.05, 0.025))
-    assert (point.finer, point.refused) == (6, 2)
+    assert (point.finer, point.refused, point.reasons) == (9, 3, {Reason.ERROR: 3})
     assert point.kl_of_documents == (0.1, 0.3)
 
 

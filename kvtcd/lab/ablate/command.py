@@ -11,8 +11,7 @@ from typing import Literal
 
 import torch
 
-from kvtcd import terminal
-from kvtcd.core.errors import ConfigError
+from kvtcd import outputs, terminal
 from kvtcd.lab import dump as dumps
 from kvtcd.lab.ablate import budgets, real
 from kvtcd.lab.ablate.cells import Cell, Row, chunks, drawn, joined, preset, run
@@ -103,10 +102,7 @@ def command(
 
         draw(figures, plot)
     if report:
-        try:
-            report.write_text(markdown(figures, plot), "utf-8")
-        except OSError as error:
-            raise ConfigError(report, "", f"cannot be written: {error.strerror}") from None
+        outputs.write(report, markdown(figures, plot))
     journal.close()
     return all(one.holds for one in (figures.criteria or {}).values())
 
@@ -117,7 +113,7 @@ def _of_regimes(
     wanted = preset(name)
     count = trials or wanted.trials
     key = run_of(wanted.cells, count, seed, grid(), "")
-    journal = Journal(_part(json), key)
+    journal = _journal(json, key, phases)
     rows = {
         cell: _measure(cell, count, partial(drawn, cell, seed=seed), journal, phases) for cell in wanted.cells
     }
@@ -157,7 +153,7 @@ def _of_caches(
     count = len(dump.documents) // 2
     with path.open("rb") as file:
         key = run_of([cell], count, seed, grid(), hashlib.file_digest(file, "sha256").hexdigest())
-    journal = Journal(_part(json), key)
+    journal = _journal(json, key, phases)
     parts = []
     with phases.bar(f"{count} documents of {dump.model}, {len(wanted)} heads", count) as advance:
         for trial in range(count):
@@ -223,8 +219,13 @@ def _schemes(tables: Sequence[Table]) -> dict[str, float]:
     }
 
 
-def _part(json: Path | None) -> Path | None:
-    return json.with_name(json.name + ".part") if json else None
+def _journal(json: Path | None, run: str, phases: Phases) -> Journal:
+    """Return what is done already of a run whose figures go to a file, beside that."""
+    kept = json.with_name(json.name + ".part") if json and (json.is_file() or not json.exists()) else None
+    journal = Journal(kept, run)
+    if journal.chunks:
+        phases.note(f"going on from {kept}: {journal.chunks} parts are done")
+    return journal
 
 
 def _written(figures: Figures) -> dict[str, object]:

@@ -60,6 +60,11 @@ class Journal:
                 continue
             self._done[found["cell"], found["first"]] = [_row(row) for row in found["rows"]]
 
+    @property
+    def chunks(self) -> int:
+        """So many are done."""
+        return len(self._done)
+
     def get(self, cell: Cell, first: int) -> list[Row] | None:
         """Return the rows of a chunk, if it is done."""
         return self._done.get((cell.name, first))

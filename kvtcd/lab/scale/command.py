@@ -256,11 +256,7 @@ def show(console: Console, rows: Sequence[Row], least: Sequence[Least]) -> None:
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for name, _ in _COLUMNS:
-        table.add_column(name, justify="left" if name == "caches" else "right")
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in _COLUMNS))
-    console.print(table)
+    console.print(table.fill(_COLUMNS, rows, left={"caches"}))
     ratios = list(dict.fromkeys(one.ratio for one in least))
     lengths = Table(title="Fewest tokens that are fetched sooner than they are read")
     lengths.add_column("link", justify="right")

@@ -14,13 +14,12 @@ from kvtcd.lab.tasks.synthetic import SYNTHETIC
 TASKS = {task.name: task for task in (*PUBLISHED, CHAT, *SYNTHETIC)}
 
 
-def chosen(names: Sequence[str], data: Path | None, parameters: int) -> tuple[list[Task], dict[str, str]]:
-    """Return the tasks of these names; without any, all that can be had and do more than guess.
+def chosen(names: Sequence[str], data: Path | None) -> tuple[list[Task], dict[str, str]]:
+    """Return the tasks of these names; without any, all that can be had.
 
     Args:
         names: of the command line.
         data: folder of data files, if there is one.
-        parameters: of the model.
 
     Returns:
         Tasks, and by name of those left out the reason.
@@ -37,9 +36,17 @@ def chosen(names: Sequence[str], data: Path | None, parameters: int) -> tuple[li
             left_out[name] = f"needs {task.file}; name its folder with --data or KVTCD_DATA"
         elif task.file and data and not (data / task.file).is_file():
             left_out[name] = f"needs {task.file}, which is not in {data}"
-        elif not names and parameters < task.parameters:
-            left_out[name] = f"a model of less than {task.parameters / 1e9:g} billion parameters only guesses"
     if names and left_out:
         name, why = next(iter(left_out.items()))
         raise ConfigError("--task", name, why)
     return [TASKS[name] for name in names or TASKS if name not in left_out], left_out
+
+
+def able(tasks: Sequence[Task], parameters: int) -> tuple[list[Task], dict[str, str]]:
+    """Return tasks at which a model of so many parameters does more than guess, and why not the others."""
+    left_out = {
+        task.name: f"a model of less than {task.parameters / 1e9:g} billion parameters only guesses"
+        for task in tasks
+        if parameters < task.parameters
+    }
+    return [task for task in tasks if task.name not in left_out], left_out

@@ -16,12 +16,13 @@ from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
-from kvtcd.lab.codec_spec import Spec, open_codecs, profile_source
+from kvtcd.lab.codec_source import open_codecs, profile_source
+from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import WINDOW, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Phases
-from kvtcd.lab.tasks.battery import chosen
+from kvtcd.lab.tasks.battery import able, chosen
 from kvtcd.lab.tasks.item import Order, Reply, Task
 from kvtcd.lab.tasks.own import own_task
 from kvtcd.lab.tasks.play import play
@@ -52,6 +53,7 @@ def command(
     """
     specs = [Spec.parse(codec) for codec in codecs]
     own_tasks = [own_task(own, metric)] if own else []
+    tasks, left_out = ([], {}) if own and not names else chosen(names, data)
     torch.set_num_threads(threads)
     console = terminal.console()
     with terminal.progress(console) as progress:
@@ -59,9 +61,9 @@ def command(
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         order = Order(n, context, lambda text: len(models.tokenize(loaded, text)), data)
-        tasks, left_out = (
-            ([], {}) if own and not names else chosen(names, data, loaded.model.num_parameters())
-        )
+        if not names:
+            tasks, guesses = able(tasks, loaded.model.num_parameters())
+            left_out |= guesses
         source = profile_source(loaded, identity, specs, profile, phases)
         rows: list[Row] = []
         pairs: list[Pair] = []

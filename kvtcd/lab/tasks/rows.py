@@ -132,19 +132,12 @@ def show(
     console: Console, model: str, rows: Sequence[Row], pairs: Sequence[Pair], left_out: Mapping[str, str]
 ) -> None:
     """Print scores and comparisons, and why tasks are not among them."""
-    _print(console, f"{model}: the higher the better", _ROWS, rows)
+    console.print(_table(f"{model}: the higher the better").fill(_ROWS, rows, left=_NAMES))
     if pairs:
-        _print(console, "Scores of codecs over the one named first", _PAIRS, pairs)
+        console.print(_table("Scores of codecs over the one named first").fill(_PAIRS, pairs, left=_NAMES))
     for name, why in left_out.items():
         console.print(f"{name} was left out: {why}.")
 
 
-def _print(
-    console: Console, title: str, columns: Sequence[tuple[str, Callable[[T], str]]], rows: Sequence[T]
-) -> None:
-    table = Table(title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")
-    for name, _ in columns:
-        table.add_column(name, justify="left" if name in _NAMES else "right")
-    for row in rows:
-        table.add_row(*(cell(row) for _, cell in columns))
-    console.print(table)
+def _table(title: str) -> Table:
+    return Table(title=title, box=SIMPLE_HEAD, padding=0, title_justify="left")

@@ -65,7 +65,7 @@ def test_figures_report_and_plot_are_written(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     """The second process finds what the first one measured, even with its last line cut off."""
     out, calls = tmp_path / "out.json", []
 
@@ -85,7 +85,9 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path, monkeypatch):
     part = out.with_name("out.json.part")
     whole = part.read_text()
     part.write_text(whole[:-40])
+    assert "going on" not in capsys.readouterr().err
     command.command(**options)
+    assert f"going on from {part}: 3 parts are done\n" in capsys.readouterr().err
     assert (
         calls
         == ["unit_sphere"] * 3 + ["fattail", "fattail", "fattail", "fattail", "fattail"] + ["lowrank"] * 3

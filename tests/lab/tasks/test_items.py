@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtcd.core.errors import ConfigError
-from kvtcd.lab.tasks.battery import TASKS, chosen
+from kvtcd.lab.tasks.battery import TASKS, able, chosen
 from kvtcd.lab.tasks.item import Item, Order
 from kvtcd.lab.tasks.own import own_task
 
@@ -216,19 +216,23 @@ def test_items_are_spread_evenly_over_a_file() -> None:
 
 
 def test_without_data_only_what_is_made_up_is_asked(data: Path) -> None:
-    tasks, left_out = chosen([], None, LARGE)
+    tasks, left_out = chosen([], None)
     assert [task.name for task in tasks] == ["passkey", "variables", "common-words"]
     assert set(left_out) == set(TASKS) - {"passkey", "variables", "common-words"}
-    tasks, left_out = chosen([], data, LARGE)
+    tasks, left_out = chosen([], data)
     assert [task.name for task in tasks] == list(TASKS)
     assert left_out == {}
     (data / "xquad_en.json").unlink()
-    assert set(chosen([], data, LARGE)[1]) == {"xquad"}
+    assert set(chosen([], data)[1]) == {"xquad"}
 
 
 def test_a_model_that_guesses_is_not_asked_unless_told(data: Path) -> None:
-    assert "only guesses" in chosen([], data, 10**8)[1]["mmlu"]
-    assert [task.name for task in chosen(["mmlu"], data, 10**8)[0]] == ["mmlu"]
+    tasks, _ = chosen([], data)
+    assert able(tasks, LARGE) == (tasks, {})
+    fewer, left_out = able(tasks, 10**8)
+    assert "only guesses" in left_out["mmlu"]
+    assert [task.name for task in fewer] == [name for name in TASKS if name != "mmlu"]
+    assert [task.name for task in chosen(["mmlu"], data)[0]] == ["mmlu"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +240,7 @@ def test_a_model_that_guesses_is_not_asked_unless_told(data: Path) -> None:
 )
 def test_a_task_that_cannot_be_had_is_refused(name: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        chosen([name], None, LARGE)
+        chosen([name], None)
 
 
 def test_damaged_files_are_named(data: Path) -> None:

@@ -195,7 +195,7 @@ def test_a_model_reads_texts_of_ones_own(made, tmp_path, monkeypatch):
     (tmp_path / "t.txt").write_text(TEXTS[0].text)
     monkeypatch.setattr("kvtcd.lab.models.load", lambda _: loaded)
     monkeypatch.setattr("kvtcd.lab.models.resolve", lambda *_: loaded.folder)
-    options = ["--model", "tiny", "--text", str(tmp_path / "t.txt"), "--context", "133", "--windows", "3"]
+    options = ["--model", "tiny", "--text", str(tmp_path / "t.txt"), "--context", "256", "--windows", "3"]
     result = CliRunner().invoke(app, ["validate", str(path), *options, "--json", str(tmp_path / "j")])
     assert result.exit_code in {0, 1}, result.exception
     assert json.loads((tmp_path / "j").read_text())["documents"] == 3

@@ -1,0 +1,121 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvtcd import outputs
+from kvtcd.lab import picture
+from kvtcd.lab.codec_spec import Spec
+
+
+def output_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
+    """Return an option for a file to write, which is refused at once if it cannot be."""
+    return typer.Option(*names, help=help, parser=_output, metavar="FILE")
+
+
+def _output(said: str) -> Path:
+    outputs.check(path := Path(said))
+    return path
+
+
+def _picture(said: str) -> Path:
+    picture.check(path := _output(said))
+    return path
+
+
+def _codec(said: str) -> str:
+    Spec.parse(said)
+    return said
+
+
+CALIBRATION_TOKENS = 1024
+"""Fewest tokens that anything is calibrated on."""
+
+JsonOption = Annotated[Path | None, output_option("--json", help="Write the figures to this file as JSON.")]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", help="Draw the figures into this PNG, SVG or PDF.", parser=_picture, metavar="FILE"
+    ),
+]
+
+MODEL = (
+    "Alias (smollm2, qwen05, qwen15) or folder of a transformers model, a decoder whose layers all attend to "
+    "the whole past"
+)
+ModelOption = Annotated[str, typer.Option("--model", help=f"{MODEL}.")]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="A profile; default: calibrated once and cached.")
+]
+ProfileArgument = Annotated[Path, typer.Argument(help="A profile.")]
+CodecOption = Annotated[
+    str,
+    typer.Option(
+        "--codec",
+        help="NAME, NAME:dial or NAME:dial,option. Dials are ratios, below 1 KLs, or bits.",
+        parser=_codec,
+        metavar="CODEC",
+    ),
+]
+CodecsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--codec",
+        help="NAME, NAME:dial or NAME:dial,option, several allowed. Dials are ratios, below 1 KLs, or bits. "
+        "Without, it is swept.",
+        parser=_codec,
+        metavar="CODEC",
+    ),
+]
+TextsOption = Annotated[
+    list[Path],
+    typer.Option(
+        "--text",
+        help="A text or JSONL file to measure on, none that a profile was made from; several allowed.",
+    ),
+]
+ContextOption = Annotated[
+    int, typer.Option("--context", min=256, help="Tokens of a document that are stored; a block has 256.")
+]
+ContinueOption = Annotated[
+    int, typer.Option("--continue", min=2, help="Tokens of it that are read behind them.")
+]
+WindowsOption = Annotated[
+    int,
+    typer.Option(
+        "--windows", min=1, help="Documents of each file, spread evenly over it; intervals need two."
+    ),
+]
+ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of model and codecs.")]
+
+TRACE = typer.Option("--trace", help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
+TraceOption = Annotated[Path, TRACE]
+PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file; default: balanced.")]
+TokenBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--bytes-per-token",
+        min=1,
+        help="Raw bytes of a token: 2 (K and V) x layers x KV heads x dimension x 2 bytes. A recording or "
+        "profile knows.",
+    ),
+]
+BenchOption = Annotated[
+    Path | None,
+    typer.Option("--bench", help="What `kvtcd bench ttft --json` wrote of this model and machine."),
+]
+PrefillOption = Annotated[
+    float | None,
+    typer.Option("--prefill", min=0.001, help="In its place: tokens that the engine reads a second."),
+]
+ReuseOption = Annotated[
+    float | None,
+    typer.Option("--reuse", min=0.001, help="And raw MB that are fetched and unpacked a second."),
+]
+OverheadOption = Annotated[
+    float, typer.Option("--overhead-ms", min=0, help="Of a fetch, whatever its length.")
+]

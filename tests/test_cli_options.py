@@ -1,0 +1,98 @@
+"""Options of all commands: what is refused before anything is loaded, and that all do it alike."""
+
+import subprocess
+import sys
+from typing import get_type_hints
+
+import pytest
+
+from kvtcd import cli, cli_options
+from kvtcd.core.errors import ConfigError, Unavailable
+from kvtcd.lab import models
+
+WRITTEN = {"json", "plot", "report", "out", "trace"}
+"""Options for files that are written, where the name may mean one."""
+
+
+def options(app=cli.app, name="kvtcd"):
+    """Yield of every command its name, the name of a parameter, and what typer was told of it."""
+    for command in app.registered_commands:
+        called = f"{name} {command.name or command.callback.__name__}"
+        for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
+            for info in getattr(hint, "__metadata__", ()):
+                yield called, parameter, info
+    for group in app.registered_groups:
+        own = group.name or group.typer_instance.info.name
+        yield from options(group.typer_instance, f"{name} {own}" if isinstance(own, str) else name)
+
+
+def refused(info, said):
+    """Read a value as the command line does; return why it is refused, if so."""
+    try:
+        (info.parser or str)(said)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def test_every_file_that_a_command_writes_is_checked_at_its_start(tmp_path):
+    bad = str(tmp_path / "none" / "it.png")
+    open_ones = {
+        f"{command} --{name}"
+        for command, name, info in options()
+        if name in WRITTEN and not refused(info, bad)
+    }
+    # Traces to read; and folders, which are made, and checked by what writes them.
+    assert open_ones == {
+        "kvtcd policy simulate --trace", "kvtcd plan --trace", "kvtcd lab scale --trace",
+        "kvtcd calibrate --out", "kvtcd profile choose --out",
+    }  # fmt: skip
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plot_of_an_unknown_kind_or_without_its_library_is_refused_at_once(tmp_path, monkeypatch):
+    plots = [info for _, name, info in options() if name == "plot"]
+    assert len(plots) >= 10
+    for info in plots:
+        assert "ends in none of .png, .svg, .pdf" in refused(info, str(tmp_path / "it.doc"))
+    monkeypatch.setattr("kvtcd.lab.picture.find_spec", lambda _: None)
+    with pytest.raises(Unavailable, match="matplotlib"):
+        refused(plots[0], str(tmp_path / "it.png"))
+
+
+@pytest.mark.parametrize("said", ["kvtc2:0", "kvtc2:abc", "nonsense:3", "kvtc2:16,nonsense", "tq:99"])
+def test_a_codec_that_cannot_be_is_refused_at_once(said):
+    specs = [(command, info) for command, name, info in options() if name == "codec"]
+    own = {command for command, info in specs if not refused(info, said)}
+    assert own == {"kvtcd bench codec"}  # has codecs of others too, and no dials
+    assert len(specs) >= 7
+
+
+def test_one_option_has_one_minimum():
+    for name, least in (("context", 256), ("windows", 1), ("continuation", 2), ("threads", 1)):
+        found = {info.min for _, called, info in options() if called == name}
+        assert found == {least}, name
+    tokens = {command: info.min for command, name, info in options() if name == "tokens"}
+    least = cli_options.CALIBRATION_TOKENS
+    assert {tokens["kvtcd calibrate"], tokens["kvtcd eval budget"]} == {least}
+    assert {tokens["kvtcd demo"], tokens["kvtcd bench ttft"]} == {256}
+
+
+def test_help_names_the_models_that_there_are():
+    assert f"({', '.join(models.ALIASES)})" in cli_options.MODEL
+    said = {command: info.help for command, name, info in options() if name == "model"}
+    said = {command: text for command, text in said.items() if "llamacpp" not in command}
+    assert all(cli_options.MODEL in text for text in said.values()), said
+    assert len(said) >= 10
+
+
+def test_what_is_refused_at_once_needs_no_model_library():
+    code = (
+        "import sys; from kvtcd import cli\n"
+        "sys.argv = ['kvtcd', 'eval', 'rd', '--model', 'x', '--codec', 'kvtc2:0', '--text', 'x.txt']\n"
+        "try: cli.main()\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["2", "False"]
+    assert "kvtc2:0" in run.stderr
