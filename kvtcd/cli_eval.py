@@ -66,7 +66,7 @@ def eviction(
         Path, typer.Option(envvar="KVTCD_RIVALS", help="Interpreter of an environment with kvpress.")
     ],
     threads: ThreadsOption = 1,
-    plot: Annotated[Path | None, typer.Option(help="Draw the curves into this PNG or SVG.")] = None,
+    plot: PlotOption = None,
     json: JsonOption = None,
 ) -> None:
     """Show what dropping tokens costs (H2O and TOVA, by kvpress), beside codecs on the same documents.

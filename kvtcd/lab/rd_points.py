@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 
@@ -52,8 +52,8 @@ class Point:
     err_v: float
     finer: int
     refused: int
-    reasons: Mapping[Reason, int]
     kl_of_documents: tuple[float, ...]
+    reasons: Mapping[Reason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
