@@ -185,7 +185,8 @@ def _assemble(
         profiles=profiles,
     )  # fmt: skip
     if remote:
-        mover.packed, mover.missing = remote.packed, remote.profiles.fetch
+        mover.packed, mover.passed = remote.packed, remote.passed
+        mover.missing = remote.profiles.fetch
     lanes, recorder = [*stages.streams(), lane], None
     if record:
         lanes.append(writing := Lane("record"))

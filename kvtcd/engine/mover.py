@@ -81,6 +81,7 @@ class Mover:
 
     Attributes:
         packed: told of each record that a block was packed into.
+        passed: told of each that was read from disk and proved sound; its bytes are gone thereafter.
         missing: told of a profile that a blob needs and that is not here; tells whether it is now.
     """
 
@@ -101,6 +102,7 @@ class Mover:
         self._metrics, self._footprint = metrics, footprint
         self._tracer = tracer
         self.packed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
+        self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
         self._stages = stages
@@ -232,8 +234,9 @@ class Mover:
         async with self._up.enter() as flight:
             read = flight.begin(stages.read, lambda: steps.read(key, tenant, flight.slot))
             envelope = await read.then(stages.check, lambda found: steps.verify(found, key, tenant)).end()
-            origin = Origin.of(namespace, envelope)
-            return await self._settle_in(flight, key, origin, await read.end())
+            origin, record = Origin.of(namespace, envelope), await read.end()
+            self.passed(key, record, origin, tenant)
+            return await self._settle_in(flight, key, origin, record)
 
     async def _promote(
         self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
@@ -274,7 +277,10 @@ class Mover:
             )
             await placed.end()
             envelope = (await checked.end()).envelope
-        known = origin if packed is not None else Origin.of(namespace, envelope)
+            known = origin
+            if packed is None:
+                known = Origin.of(namespace, envelope)
+                self.passed(key, await fetched.end(), known, tenant)
         return Outcome(Moved(key, envelope.raw_bytes), known)
 
     async def _copy(self, move: Move) -> Outcome:

@@ -235,7 +235,8 @@ async def toy_service(
             derive=lambda tenant: TenantKeys.derive(master, tenant),
             ledger=Ledger.from_bytes(kept) if kept else Ledger(), save=state.note_remote, luck=lambda: 0.5,
         )  # fmt: skip
-        mover.packed, mover.missing = tier.packed, tier.profiles.fetch
+        mover.packed, mover.passed = tier.packed, tier.passed
+        mover.missing = tier.profiles.fetch
     lanes, recorder = [*stages.streams(), lane], None
     if record:
         lanes.append(Lane("record"))

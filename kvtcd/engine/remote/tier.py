@@ -116,6 +116,12 @@ class RemoteTier:
         if full and namespace.policy.remote.write == "behind" and self._registry.admits(namespace):
             self._writing.offer(Parcel(key, record, namespace, tenant))
 
+    def passed(self, key: RecordKey, record: Record, origin: Origin, tenant: Tenant) -> None:
+        """Have a record that was read from disk written, too, unless the store is known to have it."""
+        name = self._name(origin.namespace, key)
+        if origin.namespace.policy.remote.write == "behind" and not (name and self._presence.ask(name)):
+            self.packed(key, Record(record.envelope, bytearray(record.bytes)), origin, tenant)
+
     async def drained(self) -> None:
         """Return when nothing waits to be written."""
         await self._writing.drained()

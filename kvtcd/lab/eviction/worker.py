@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from kvpress import ObservedAttentionPress, TOVAPress
-from kvpress.presses.scorer_press import ScorerPress
+from kvpress import BasePress, ObservedAttentionPress, TOVAPress
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -56,14 +54,22 @@ class Job(NamedTuple):
     out: str
 
 
-@dataclass
-class Thinned(ScorerPress):  # type: ignore[misc]  # kvpress has no types
-    """Keep the first, the last and the best `kept` of the others, in their order."""
+class Thinning(BasePress):  # type: ignore[misc]  # kvpress has no types
+    """While a context is read, make of each layer what every method keeps; the whole stays with the model.
 
-    scored: ScorerPress | None = None
-    first: int = 0
-    last: int = 0
-    kept: int = 0
+    Methods drop tokens when all attention of a layer has been computed, so one reading serves them all.
+
+    Args:
+        methods, first, last: see `Job`.
+
+    Attributes:
+        caches: by method, of the context read last.
+    """
+
+    def __init__(self, methods: dict[str, tuple[str, int]], first: int, last: int) -> None:
+        self._methods, self._first, self._last = methods, first, last
+        self._scored = {method: SCORES[method]() for method, _ in methods.values()}
+        self.caches: dict[str, DynamicCache] = {}
 
     def compress(  # noqa: PLR0917 - kvpress calls it so
         self,
@@ -74,28 +80,34 @@ class Thinned(ScorerPress):  # type: ignore[misc]  # kvpress has no types
         weights: Tensor,
         extra: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        """Return keys and values ``[1, H, kept tokens, D]`` of a layer."""
-        assert self.scored is not None
-        scores = self.scored.score(module, hidden, keys, values, weights, extra).to(torch.float32)
-        scores[..., : self.first] = torch.inf
-        scores[..., scores.shape[-1] - self.last :] = torch.inf
-        best = scores.topk(self.first + self.kept + self.last, dim=-1).indices.sort(dim=-1).values[..., None]
-        return tuple(x.gather(2, best.expand(-1, -1, -1, x.shape[-1])) for x in (keys, values))  # type: ignore[return-value]  # two
+        """Return keys and values ``[1, H, T, D]`` of a layer as they are."""
+        scores = {}
+        for method, scored in self._scored.items():
+            found = scored.score(module, hidden, keys, values, weights, extra).to(torch.float32)
+            found[..., : self._first] = torch.inf
+            found[..., found.shape[-1] - self._last :] = torch.inf
+            scores[method] = found
+        layer = int(module.layer_idx)  # type: ignore[arg-type]  # an attribute of attention modules
+        for name, (method, kept) in self._methods.items():
+            best = scores[method].topk(self._first + kept + self._last, dim=-1).indices.sort(dim=-1).values
+            at = best[..., None].expand(-1, -1, -1, keys.shape[-1])
+            self.caches[name].update(keys.gather(2, at), values.gather(2, at), layer)
+        return keys, values
 
-
-def read(model: Any, tokens: list[int], context: int, press: Thinned | None) -> Tensor:  # noqa: ANN401 - of an older transformers
-    """Return float32 logits ``[tokens, vocabulary]`` of what follows the context."""
-    ids = torch.tensor([tokens])
-    cache = DynamicCache()
-    with torch.no_grad():
-        if press is None:
-            model(ids[:, :context], past_key_values=cache, logits_to_keep=1)
-        else:
-            with press(model):
-                model(ids[:, :context], past_key_values=cache, logits_to_keep=1)
+    def read(self, model: Any, tokens: list[int], context: int) -> dict[str, Tensor]:  # noqa: ANN401 - of an older transformers
+        """Return float32 logits ``[tokens, vocabulary]`` of what follows the context, by method."""
+        ids = torch.tensor([tokens])
+        whole = DynamicCache()
+        self.caches = {name: DynamicCache() for name in self._methods}
+        with torch.no_grad(), self(model):
+            model(ids[:, :context], past_key_values=whole, logits_to_keep=1)
         positions = torch.arange(context, len(tokens))[None]
-        logits: Tensor = model(ids[:, context:], past_key_values=cache, position_ids=positions).logits
-    return logits[0].to(torch.float32).contiguous()
+        found = {}
+        for name, cache in {"whole": whole, **self.caches}.items():
+            with torch.no_grad():
+                logits = model(ids[:, context:], past_key_values=cache, position_ids=positions).logits
+            found[name] = logits[0].to(torch.float32).contiguous()
+        return found
 
 
 def main(path: str) -> None:
@@ -107,13 +119,9 @@ def main(path: str) -> None:
         job.model, dtype="bfloat16", attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
     model.eval()
-    presses = {
-        name: Thinned(scored=SCORES[method](), first=job.first, last=job.last, kept=kept)
-        for name, (method, kept) in job.methods.items()
-    }
+    thinning = Thinning(job.methods, job.first, job.last)
     for number, tokens in enumerate(job.documents):
-        logits = {"whole": read(model, tokens, job.context, None)}
-        logits |= {name: read(model, tokens, job.context, press) for name, press in presses.items()}
+        logits = thinning.read(model, tokens, job.context)
         save_file(logits, Path(job.out, f"{number}.safetensors"))
         print(number, flush=True)  # noqa: T201 - the answer
 

@@ -21,6 +21,7 @@ from kvtcd.core.notices import What
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, Policy, Remote
 from kvtcd.core.remote import names
+from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,6 +43,39 @@ async def test_what_one_host_has_stored_another_finds_and_keeps(tmp_path) -> Non
     assert found == [(block(number), Tier.REMOTE) for number in range(5)]
     assert after == [Tier.HOST] * 5 + [None]
     assert [data for data, _ in kept] == [block(number) for number in range(5)]
+
+
+@pytest.mark.parametrize("way", ["read", "prefetched"])
+async def test_what_lay_on_disk_before_there_was_a_store_goes_there_when_it_is_needed(tmp_path, way) -> None:
+    shared = FakeStore()
+    async with toy_service(tmp_path / "one") as alone:
+        ns = await alone.service.register(TENANT, "n", IDENTITY)
+        await store(alone, ns, range(4))
+        # so that nothing is hot, and the next start warms nothing
+        await alone.service.blocks.demote(ns, [key(number) for number in range(4)], b"", soon())
+    async with host(tmp_path / "one", shared) as (one, ns):
+        writer = one.service._registry.tenants[TENANT].writer
+        damaged = TenantKeys.derive(bytes(range(32)), TENANT).record_key(IDENTITY.digest, b"", key(3))
+        envelope, blob = writer.environment.read(damaged)
+        await writer.exclusive(lambda env: env.write([Put(damaged, envelope, bytes(blob)[:-1] + b"?")], []))
+        if way == "read":
+            found = [await fetch(one, ns, number) for number in (0, 1)]
+            with pytest.raises(NotFound):
+                await fetch(one, ns, 3)
+        else:
+            keys = [key(number) for number in (0, 1, 3)]
+            await one.service.blocks.prefetch(ns, keys, b"", soon(), tier=Tier.HOST)
+            found = []
+        await written(one, 2)
+        calls = shared.calls.copy()
+        await one.service.blocks.demote(ns, [key(0), key(1)], b"", soon())
+        found += [await fetch(one, ns, number) for number in (0, 1)]
+        assert shared.calls == calls, "it is known to be there"
+    async with host(tmp_path / "two", shared) as (two, ns):
+        there = [(await tiers(two, ns, [number]))[0] for number in range(4)]
+
+    assert [data for data, _ in found] == [block(number) for number in (0, 1)] * (len(found) // 2)
+    assert there == [Tier.REMOTE, Tier.REMOTE, None, None]
 
 
 async def test_records_have_the_names_and_the_time_to_live_that_they_are_meant_to_have(tmp_path) -> None:
