@@ -6,7 +6,6 @@ import os
 
 import torch
 
-from kvtcd.codec import nvcomp
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
 from kvtcd.tiers.device import DeviceMemory
@@ -64,7 +63,7 @@ def accelerator(config: Config) -> Accelerator | None:
     if not _packs(config):
         return None
     device = _cuda(config, "codec.device")
-    return Accelerator(device, nvcomp.load(device))
+    return Accelerator.on(device)
 
 
 def _holds(config: Config) -> bool:

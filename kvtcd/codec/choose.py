@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -144,6 +144,10 @@ class Decoder(BlobDecoder):
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
         """Decode a block; see `BlobDecoder`."""
         self._of(symbols.header).synthesize(symbols, out)
+
+    def parts(self, symbols: Symbols, out: Tensor, nbytes: int) -> Iterator[Sequence[slice]]:
+        """Decode a block a few layers at a time; see `BlobDecoder`."""
+        yield from self._of(symbols.header).parts(symbols, out, nbytes)
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
         """Check a blob and read its symbols; see `BlobDecoder`."""

@@ -10,7 +10,7 @@ raw blocks lie, the entropy half on bytes in host memory; `Symbols` are what pas
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -130,6 +130,26 @@ class BlobDecoder(Protocol):
             Corrupt: the symbols contradict each other.
         """
         ...
+
+    def parts(
+        self,
+        symbols: Symbols,
+        out: Tensor,
+        nbytes: int,  # noqa: ARG002 - for decoders that go by layers
+    ) -> Iterator[Sequence[slice]]:
+        """Do what `synthesize` does, a few layers at a time where the order of the bytes allows it.
+
+        Args:
+            symbols: as of `synthesize`.
+            out: the same.
+            nbytes: of the block that are to be done at a time, at least a layer of it.
+
+        Yields:
+            Ranges of `out` whose bytes are done, or on a device will be when the current stream has come so
+            far; each byte once.
+        """
+        self.synthesize(symbols, out)
+        yield (slice(0, out.numel()),)
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
         """Check a blob and read its symbols; the entropy half.

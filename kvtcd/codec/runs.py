@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,9 +50,14 @@ class BlockDecoder(BlobDecoder):
 
     @abstractmethod
     def _restore(
-        self, found: Mapping[Part, Tensor], index: int, header: Header, position: int, out: Tensor
-    ) -> None:
-        """Write one stream's coded run into `out`, ``[L, T, H, D]``, whose first token is at `position`."""
+        self, found: Mapping[Part, Tensor], index: int, header: Header, *, position: int, out: Tensor,
+        at_once: int,
+    ) -> Iterator[slice]:  # fmt: skip
+        """Write one stream's coded run into `out`, ``[L, T, H, D]``, whose first token is at `position`.
+
+        Yields:
+            Layers that are written, so many `at_once`, in order.
+        """
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with layout and profile; see `BlobDecoder`.
@@ -77,17 +82,51 @@ class BlockDecoder(BlobDecoder):
         Raises:
             BadField: the sections of a run do not fit each other.
         """
+        for _ in self.parts(symbols, out, out.numel()):
+            pass
+
+    def parts(self, symbols: Symbols, out: Tensor, nbytes: int) -> Iterator[Sequence[slice]]:
+        """Decode a block, a few layers of all streams at a time; see `BlobDecoder`.
+
+        Raises:
+            BadField: the sections of a run do not fit each other.
+        """
         header = symbols.header
         assert header.first_token is not None, "`check` has seen to it"
         check_raw(out, self.layout, header.tokens)
+        layers = self.layout.layers
+        at_once = max(1, nbytes * layers // max(1, out.numel()))
         block = views(out, self.layout, header.tokens)
-        for (start, count), found in sorted(by_run(symbols.sections).items()):
-            if any(part.kind is Kind.PLANE for part in found):
-                from_planes(found, block, start, count)
-                continue
-            for index, view in enumerate(block):
-                run = view[:, start : start + count]
-                self._restore(found, index, header, header.first_token + start, run)
+        # Layers are done with the last run, so that is the longest.
+        *runs, last = sorted(by_run(symbols.sections).items(), key=lambda run: run[0][1])
+        for run, found in runs:
+            for _ in self._run(run, found, header, block, layers):
+                pass
+        for part in self._run(*last, header, block, at_once):
+            yield [
+                slice(offset + size * part.start // layers, offset + size * part.stop // layers)
+                for _, offset, size in self.layout.spans(header.tokens)
+            ]
+
+    def _run(
+        self, run: tuple[int, int], found: Mapping[Part, Tensor], header: Header, block: Sequence[Tensor],
+        at_once: int,
+    ) -> Iterator[slice]:  # fmt: skip
+        """Write a run, given by its first token and their number; yield layers of which all is written."""
+        (start, count), position = run, header.first_token or 0
+        if any(part.kind is Kind.PLANE for part in found):
+            from_planes(found, block, start, count)
+            yield slice(0, self.layout.layers)
+            return
+        streams = [
+            self._restore(
+                found, index, header, position=position + start, out=view[:, start : start + count],
+                at_once=at_once,
+            )
+            for index, view in enumerate(block)
+        ]  # fmt: skip
+        for parts in zip(*streams, strict=True):
+            yield parts[0]
 
     def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
         if not self.layout.streams[index].rope or self._rope is None:
@@ -122,9 +161,10 @@ class RunDecoder(BlockDecoder):
         """Return the coefficients of one stream's coded run, float32 ``[rank, T]``."""
 
     def _restore(
-        self, found: Mapping[Part, Tensor], index: int, header: Header, position: int, out: Tensor
-    ) -> None:
+        self, found: Mapping[Part, Tensor], index: int, header: Header, *, position: int, out: Tensor,
+        at_once: int,
+    ) -> Iterator[slice]:  # fmt: skip
         count = out.shape[1]
         coefficients = self._coefficients(found, index, header, count)
         rotation = self._rotation(index, position, count, inverse=False)
-        self._transforms[index].inverse(coefficients, rotation, out)
+        yield from self._transforms[index].inverse(coefficients, rotation, out, at_once)

@@ -8,25 +8,43 @@ stream may read them.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvtcd.codec import nvcomp, ports
+from kvtcd.codec.bus import Bus
 from kvtcd.codec.nvcomp import Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
 from kvtcd.core.blob import CHUNK_BYTES, Blob
 
+PART_BYTES = 16 << 20
+"""Of a block that is decoded at a time: while they go over the bus, in a third of a millisecond, the next
+ones are decoded. To tell the device of smaller ones would take the host longer than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What does the work of codecs; `nvcomp` None: a CPU does the entropy stage."""
+    """What does the work of codecs.
+
+    Attributes:
+        device: where.
+        nvcomp: None: a CPU does the entropy stage.
+        bus: None: copies to host memory are launched behind all else.
+    """
 
     device: torch.device
     nvcomp: Nvcomp | None = None
+    bus: Bus | None = None
+
+    @classmethod
+    def on(cls, device: torch.device) -> Accelerator:
+        """Return all that a CUDA device has to offer."""
+        return cls(device, nvcomp.load(device), Bus(device))
 
 
 class StagedEncoder(Encoder):
@@ -69,7 +87,8 @@ class StagedDecoder(BlobDecoder):
     """
 
     def __init__(self, decoder: BlobDecoder, accelerator: Accelerator) -> None:
-        self._decoder, self._device, self._nvcomp = decoder, accelerator.device, accelerator.nvcomp
+        self._decoder, self._device = decoder, accelerator.device
+        self._nvcomp, self._bus = accelerator.nvcomp, accelerator.bus
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with layout and profile; see `BlobDecoder`."""
@@ -85,8 +104,12 @@ class StagedDecoder(BlobDecoder):
             return Symbols(blob.header, self._nvcomp.inflated(blob))
 
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
-        """Decode a block on the device and copy it to `out`, once; see `BlobDecoder`."""
+        """Decode a block on the device, and copy each part to `out` while the next is decoded."""
         there = torch.empty_like(out, device=self._device)
-        self._decoder.synthesize(symbols, there)
-        with stage("copy"):
-            out.copy_(there, non_blocking=True)
+        for ranges in self._decoder.parts(symbols, there, PART_BYTES):
+            with stage("copy"), self._bus.beside() if self._bus else nullcontext():
+                for each in ranges:
+                    out[each].copy_(there[each], non_blocking=True)
+        if self._bus:
+            with stage("copy"):  # what is left of it
+                self._bus.join()

@@ -11,6 +11,8 @@ some models is ten times the signal, is removed in float32 before and added afte
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -104,27 +106,40 @@ class Transform:
                 products = torch.cat((products, torch.mm(further, centred.t())))
             return products.to(torch.float32)
 
-    def inverse(self, coefficients: Tensor, rotation: Rotation | None, out: Tensor) -> None:
+    def inverse(
+        self, coefficients: Tensor, rotation: Rotation | None, out: Tensor, at_once: int | None = None
+    ) -> Iterator[slice]:
         """Write what float32 coefficients ``[rank, T]`` stand for into the view `out`, ``[L, T, H, D]``.
 
         Args:
             coefficients: later ones are zero.
             rotation: applies RoPE; None for a stream without.
             out: of any float dtype. Values beyond float16 are clamped to its range.
+            at_once: layers; None: all of them.
+
+        Yields:
+            Layers that are written, in order.
         """
         layers, tokens = out.shape[:2]
         with stage("product"):
             by_token = coefficients.to(self._decode.dtype).t().contiguous()
             product = torch.mm(by_token, self._decode[:, : len(coefficients)].t())
-        with stage("rotate"):
-            by_layer = product.view(tokens, layers, -1).transpose(0, 1)
-            for part in _layer_blocks(out):
-                plain = by_layer[part].to(torch.float32).add_(self._mean[part]).view(out[part].shape)
-                values = plain if rotation is None else rotation(plain)
-                if out.dtype == torch.float16:
-                    limit = torch.finfo(torch.float16).max
-                    values = values.clamp(-limit, limit)
-                out[part] = values
+        by_layer = product.view(tokens, layers, -1).transpose(0, 1)
+        for first in range(0, layers, at_once or layers):
+            these = slice(first, min(layers, first + (at_once or layers)))
+            with stage("rotate"):
+                self._write(by_layer[these], self._mean[these], rotation, out[these])
+            yield these
+
+    def _write(self, product: Tensor, mean: Tensor, rotation: Rotation | None, out: Tensor) -> None:
+        """Add the mean to some layers ``[L, T, H*D]`` of a product, and write what that is."""
+        for part in _layer_blocks(out):
+            plain = product[part].to(torch.float32).add_(mean[part]).view(out[part].shape)
+            values = plain if rotation is None else rotation(plain)
+            if out.dtype == torch.float16:
+                limit = torch.finfo(torch.float16).max
+                values = values.clamp(-limit, limit)
+            out[part] = values
 
 
 def extremes(values: Tensor) -> tuple[float, float]:

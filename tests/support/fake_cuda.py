@@ -45,14 +45,15 @@ class _Stream:
 
 
 class _Event:
-    def __init__(self, *, blocking: bool) -> None:
-        assert blocking, "who waits for it must sleep"
+    def __init__(self, *, blocking: bool = False) -> None:
+        self._blocking = blocking
         self.flag = threading.Event()
 
     def record(self, stream: _Stream) -> None:
         stream.work.put(self.flag.set)
 
     def synchronize(self) -> None:
+        assert self._blocking, "who waits for it must sleep"
         assert self.flag.wait(PATIENCE_S)
 
 
@@ -63,9 +64,15 @@ def _device_loop(work: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 @contextmanager
 def _stream(stream: _Stream) -> Iterator[None]:
+    outer = getattr(_current, "stream", None)
     _current.stream = stream
-    yield
-    del _current.stream
+    try:
+        yield
+    finally:
+        if outer is None:
+            del _current.stream
+        else:
+            _current.stream = outer
 
 
 def _current_stream(_device: torch.device) -> _Stream | type[_Default]:

@@ -128,7 +128,7 @@ def overlap(device: torch.device, groups: int = 8, delay: float = 0.05) -> list[
     """Run `kvtcd bench overlap` with the codec on threads and on the device."""
     rows: list[dict[str, object]] = []
     raw, choice = bench_overlap.sample(), CodecChoice(name="lossless")
-    for where, accelerator in (("threads", None), ("cuda", Accelerator(device, nvcomp.load(device)))):
+    for where, accelerator in (("threads", None), ("cuda", Accelerator.on(device))):
         with tempfile.TemporaryDirectory(prefix="kvtcd-gpu-") as folder:
             profiles = ProfileFolder(Path(folder))
             codec = codec_for(bench_overlap.IDENTITY, choice, profiles, accelerator)

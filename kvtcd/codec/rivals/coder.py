@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import torch
@@ -102,8 +102,9 @@ class RivalDecoder(BlockDecoder):
         return sizes
 
     def _restore(
-        self, found: Mapping[Part, Tensor], index: int, header: Header, position: int, out: Tensor
-    ) -> None:
+        self, found: Mapping[Part, Tensor], index: int, header: Header, *, position: int, out: Tensor,
+        at_once: int,  # noqa: ARG002 - a method decodes all layers together
+    ) -> Iterator[slice]:  # fmt: skip
         method, count = self.methods(Setting.read(header))[index], out.shape[1]
         empty = torch.empty(0, dtype=torch.uint8, device=self._device)
         arrays = [
@@ -119,6 +120,7 @@ class RivalDecoder(BlockDecoder):
         if out.dtype == torch.float16:
             values = values.clamp(-MAX_RANGE, MAX_RANGE)
         out.copy_(values)
+        yield slice(0, len(out))
 
     def _make_methods(self, setting: Setting) -> list[Method]:
         methods = []
