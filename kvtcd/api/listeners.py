@@ -5,6 +5,7 @@ Requests come on a stream; memory to share comes on a ``SOCK_SEQPACKET`` beside 
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -12,6 +13,7 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.regions import side_socket
@@ -82,7 +84,11 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:
         AlreadyRunning: somebody listens there.
         ConfigError: there is something else than a socket.
     """
-    _remove_stale(path, kind)
+    match _state(path, kind):
+        case "served":
+            raise AlreadyRunning(path)
+        case "left":
+            path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, kind)
     # Set round the bind: a chmod after it would leave a moment in which everybody may connect.
     before = os.umask(0o117)
@@ -146,17 +152,38 @@ def bind_both(path: Path) -> list[Listener]:
         raise
 
 
-def _remove_stale(path: Path, kind: socket.SocketKind) -> None:
+def examine_both(path: Path) -> bool:
+    """Refuse what `bind_both` would; tell whether somebody listens there now. Nothing is bound."""
+    sockets = [(path, socket.SOCK_STREAM), (Path(side_socket(str(path))), socket.SOCK_SEQPACKET)]
+    listening = [_state(each, kind) == "served" for each, kind in sockets]
+    code = 0 if path.parent.is_dir() else errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+    if not code and not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
+        code = errno.EACCES
+    if code and not any(listening):
+        raise ConfigError(path, "socket", f"cannot be bound: {os.strerror(code)} ({path.parent})")
+    return any(listening)
+
+
+def _state(path: Path, kind: socket.SocketKind) -> Literal["free", "left", "served"]:
+    """Say what is at a path: nothing, a socket that was left behind, or one that somebody listens on.
+
+    Raises:
+        ConfigError: it is something else, or nobody of ours may ask.
+    """
     try:
         mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
+    except (FileNotFoundError, NotADirectoryError):
+        return "free"
+    except OSError as error:
+        raise ConfigError(path, "socket", f"cannot be looked at: {error.strerror}") from None
     if not stat.S_ISSOCK(mode):
         raise ConfigError(path, "socket", "is taken by something that is not a socket")
     with socket.socket(socket.AF_UNIX, kind) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-        else:
-            raise AlreadyRunning(path)
+            return "left"
+        except OSError as error:
+            why = f"is taken by a socket that cannot be connected to: {error.strerror}"
+            raise ConfigError(path, "socket", why) from None
+    return "served"

@@ -48,6 +48,54 @@ class Publication:
     as_int: bool
 
 
+class Endpoints:
+    """The sockets that KV events leave by, bound.
+
+    Args:
+        what: is published where.
+
+    Attributes:
+        out: that subscribers connect to.
+        asked: where they ask for batches again, None without.
+
+    Raises:
+        ModuleNotFoundError: ZeroMQ or msgspec is not installed.
+        OSError: an endpoint, its `filename`, cannot be bound.
+    """
+
+    def __init__(self, what: Publication) -> None:
+        import msgspec  # noqa: PLC0415 - nobody needs it who publishes nothing
+        import zmq.asyncio  # noqa: PLC0415 - as above
+
+        self.encode = msgspec.msgpack.encode
+        self._context = zmq.asyncio.Context()
+        self._sockets: list[zmq.asyncio.Socket] = []
+        try:
+            self.out = self._bound(zmq.PUB, what.endpoint)
+            self.asked = self._bound(zmq.ROUTER, what.replay) if what.replay else None
+        except OSError:
+            self.close()
+            raise
+
+    def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
+        import zmq  # noqa: PLC0415 - as above
+
+        socket = self._context.socket(kind)
+        self._sockets.append(socket)
+        socket.sndhwm = MOST_UNSENT
+        try:
+            socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror, endpoint) from None
+        return socket
+
+    def close(self) -> None:
+        """Close the sockets; what was not sent is dropped."""
+        for socket in self._sockets:
+            socket.close(linger=0)
+        self._context.term()
+
+
 class Publisher:
     """Publishes what becomes of blocks while it is entered. Belongs to the loop.
 
@@ -56,28 +104,17 @@ class Publisher:
         what: is published where.
 
     Raises:
-        ModuleNotFoundError: ZeroMQ or msgspec is not installed.
-        OSError: an endpoint, its `filename`, cannot be bound.
+        ModuleNotFoundError, OSError: see `Endpoints`.
     """
 
     def __init__(self, service: Service, what: Publication) -> None:
-        import msgspec  # noqa: PLC0415 - nobody needs it who publishes nothing
-        import zmq.asyncio  # noqa: PLC0415 - as above
-
         self._service, self._what = service, what
         self._errands = Errands(service.metrics)
-        self._encode = msgspec.msgpack.encode
-        self._context = zmq.asyncio.Context()
-        self._sockets: list[zmq.asyncio.Socket] = []
+        self._endpoints = Endpoints(what)
+        self._out, self._asked = self._endpoints.out, self._endpoints.asked
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=REPLAY)
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []
-        try:
-            self._out = self._bound(zmq.PUB, what.endpoint)
-            self._asked = self._bound(zmq.ROUTER, what.replay) if what.replay else None
-        except OSError:
-            self._close()
-            raise
 
     async def __aenter__(self) -> Self:
         self._tasks = [
@@ -90,7 +127,7 @@ class Publisher:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close()
+        self._endpoints.close()
 
     async def _publish(self) -> None:
         """Publish until the feed ends. First of all, nothing of an earlier daemon holds any more."""
@@ -118,27 +155,9 @@ class Publisher:
                 await self._asked.send_multipart((who, b"", *frames))
             await self._asked.send_multipart((who, b"", b"", _END, b""))
 
-    def _close(self) -> None:
-        """Close the sockets; what was not sent is dropped."""
-        for socket in self._sockets:
-            socket.close(linger=0)
-        self._context.term()
-
     @property
     def _topic(self) -> bytes:
         return self._what.topic.encode()
-
-    def _bound(self, kind: int, endpoint: str) -> zmq.asyncio.Socket:
-        import zmq  # noqa: PLC0415 - as above
-
-        socket = self._context.socket(kind)
-        self._sockets.append(socket)
-        socket.sndhwm = MOST_UNSENT
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise OSError(error.errno, error.strerror, endpoint) from None
-        return socket
 
     def _identity(self, namespace: str) -> Identity | None:
         try:
@@ -147,7 +166,7 @@ class Publisher:
             return None  # it is gone, and that is told next
 
     async def _send(self, events: Sequence[Event]) -> None:
-        batch = self._encode([time.time(), events])
+        batch = self._endpoints.encode([time.time(), events])
         number, self._number = self._number, self._number + 1
         self._batches.append((number, batch))
         for event in events:

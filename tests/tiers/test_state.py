@@ -14,7 +14,7 @@ from support.crash.zygote import Zygote
 from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
-from kvtcd.tiers import state
+from kvtcd.tiers import state_files
 from kvtcd.tiers.state import StateDirectory, at_rest
 
 TENANT = "0123456789abcdef" * 2
@@ -170,9 +170,9 @@ def test_the_file_system_type_is_what_stat_says(tmp_path):
         told = subprocess.run(
             ["stat", "-f", "-c", "%t", place], check=True, capture_output=True, text=True
         ).stdout
-        assert state.file_system(place) == int(told, 16)
+        assert state_files.file_system(place) == int(told, 16)
     with pytest.raises(OSError) as missing:  # noqa: PT011 - the number is looked at below
-        state.file_system(tmp_path / "missing")
+        state_files.file_system(tmp_path / "missing")
     assert missing.value.errno == errno.ENOENT
 
 
@@ -180,14 +180,14 @@ def test_the_file_system_type_is_what_stat_says(tmp_path):
     ("kind", "name"), [(0x6969, "NFS"), (0xFE534D42, "SMB2"), (0x65735546, "FUSE"), (0x01021997, "9p")]
 )
 def test_remote_file_systems_are_refused(path, monkeypatch, kind, name):
-    monkeypatch.setattr(state, "file_system", lambda _: kind)
+    monkeypatch.setattr(state_files, "file_system", lambda _: kind)
     with pytest.raises(ConfigError, match=f"lies on {name}, which cannot hold it; choose a local disk"):
         StateDirectory(path)
 
 
 @pytest.mark.parametrize(("kind", "name"), [(0x01021994, "tmpfs"), (0x794C7630, "overlayfs")])
 def test_passing_file_systems_are_warned_of(path, monkeypatch, caplog, kind, name):
-    monkeypatch.setattr(state, "file_system", lambda _: kind)
+    monkeypatch.setattr(state_files, "file_system", lambda _: kind)
     with caplog.at_level(logging.WARNING), opened(path):
         [record] = caplog.records
     assert name in record.message
