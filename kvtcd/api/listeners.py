@@ -84,11 +84,11 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:
         AlreadyRunning: somebody listens there.
         ConfigError: there is something else than a socket.
     """
-    match _state(path, kind):
-        case "served":
-            raise AlreadyRunning(path)
-        case "left":
-            path.unlink(missing_ok=True)
+    found = _state(path, kind)
+    if found == "served":
+        raise AlreadyRunning(path)
+    if found == "left":
+        path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, kind)
     # Set round the bind: a chmod after it would leave a moment in which everybody may connect.
     before = os.umask(0o117)

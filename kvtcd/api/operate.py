@@ -51,10 +51,14 @@ async def healthy(_request: web.Request) -> web.Response:
 
 @route("GET", "/readyz", replies={200: reply("They are.", Ready)}, scope=None)
 async def ready(request: web.Request) -> web.Response:
-    """Tell whether blocks are served and taken. A full disk is no end of that: the coldest go."""
+    """Tell whether blocks are served and taken.
+
+    A full disk is no end of that: the coldest go. Nor is what concerns some tenants alone, or the store that
+    is shared: that is named, and all else is served.
+    """
     service = request.app[SERVICE]
     if service.ready and not service.draining:
-        return json_response(Ready(service.disk))
+        return json_response(Ready(service.disk, tuple(service.degraded)))
     raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
 
 

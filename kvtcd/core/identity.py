@@ -19,6 +19,9 @@ from kvtcd.core.layout import Layout, canonical_json
 from kvtcd.core.message import Request
 
 NAMESPACE_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+TRIAL = "kvtcd-doctor"
+"""Name of the namespace in which the ways of a daemon are tried. Its blocks are in memory alone, and neither
+they nor it are listed, told of, recorded or counted; a restart forgets it."""
 _TEXT = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,255}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _Text = Annotated[str, Pattern(_TEXT.pattern, "1 to 256 printable ASCII characters")]

@@ -19,6 +19,7 @@ VLLM_KEYS = "vllm-offload-key"
 cache group (u32, big-endian)."""
 HASH_BYTES = 32
 CLEARED: Event = {"type": "AllBlocksCleared"}
+STORED, REMOVED = "BlockStored", "BlockRemoved"
 _MEDIA = {Tier.HOST: "CPU", Tier.DISK: "STORAGE"}
 """A copy on the daemon's own GPU is not told of: it is no engine's cache, and there is another one below."""
 _INT_MASK = (1 << 64) - 1
@@ -49,11 +50,11 @@ def event_of(notice: Notice, identity: Callable[[str], Identity | None], *, as_i
         common["group_idx"] = int.from_bytes(notice.key[HASH_BYTES:], "big")
     block = {"block_hashes": [_hash(notice.key, named, as_int=as_int)]}
     if notice.what is What.DROPPED:
-        return {"type": "BlockRemoved"} | block | common
+        return {"type": REMOVED} | block | common
     parent = _hash(notice.parent, named, as_int=as_int) if notice.parent else None
     unknown: Event = {"token_ids": [], "lora_id": None, "lora_name": None}  # the daemon is never told
     stored: Event = {"parent_block_hash": parent, "block_size": whose.block_tokens}
-    return {"type": "BlockStored"} | block | stored | unknown | common
+    return {"type": STORED} | block | stored | unknown | common
 
 
 def _hash(key: EngineKey, scheme: str, *, as_int: bool) -> bytes | int:

@@ -24,6 +24,10 @@ SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
 DiskState = Literal["ok", "off", "full"]
+Fault = Literal["left-out", "set-aside", "out-of-use", "remote-away"]
+"""What is not as it should be while everything else is served. The disk environment of a tenant could not be
+opened at the start (and he is refused), was damaged then (and begun anew), or failed since; the store that is
+shared does not answer."""
 MAX_BLOCKS = 8192
 """Blocks of one request."""
 MAX_LEASE_S = 3600.0
@@ -198,7 +202,14 @@ class Alive(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Answer):
-    """Blocks are served and taken; `disk` is ``full`` while it holds less than it was meant to."""
+    """Blocks are served and taken.
+
+    Attributes:
+        disk: ``full`` while it holds less than it was meant to.
+        degraded: what is not as it should be, if anything; all else is served.
+        status: that it is ready.
+    """
 
     disk: DiskState
+    degraded: tuple[Fault, ...]
     status: Literal["ready"] = "ready"

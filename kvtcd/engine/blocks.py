@@ -16,7 +16,7 @@ from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.errands import Errands
-from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.metrics import NOWHERE, Metrics
 from kvtcd.engine.namespaces import Namespace
 from kvtcd.engine.ports import Memory
 from kvtcd.engine.readers import Readers
@@ -107,14 +107,14 @@ class Blocks:
         request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
         reason = await self._driver.ask(request, deadline)
         if reason in (Reason.FAILED, Reason.TOO_LARGE):
-            self._metrics.gets.labels(reason).inc()
+            self._count(namespace, reason)
             raise Busy("the way up from disk")
         if reason is not None:
-            self._metrics.gets.labels("nowhere").inc()
+            self._count(namespace, NOWHERE)
             self._tally.found(namespace.number, None)
             raise NotFound
         tier = Tier.REMOTE if fetched else places[0].tier
-        self._metrics.gets.labels(tier if fetched else places[0]).inc()
+        self._count(namespace, tier if fetched else places[0])
         self._tally.found(namespace.number, places[0])
         entry = self._driver.catalog.residents.entries[record_key]
         try:
@@ -123,6 +123,10 @@ class Blocks:
                 yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
         finally:
             self._driver.tell(ev.Release(record_key))
+
+    def _count(self, namespace: Namespace, found: object) -> None:
+        if not namespace.trial:
+            self._metrics.gets.labels(found).inc()
 
     async def _fetched(self, namespace: Namespace, record_key: RecordKey, deadline: float) -> bool:
         """Bring a block from the remote tier that is not here; tell whether it came from there."""

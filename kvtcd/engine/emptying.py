@@ -39,8 +39,8 @@ async def empty(
         driver.tell(ev.Close(namespace.number))
         keys = driver.catalog.blocks(namespace.number)
         await forget(driver, keys)
-        if owner.writer is not None:
-            others = [each for each in owner.namespaces.values() if each is not namespace]
+        if owner.writer is not None and not namespace.trial:
+            others = [each for each in owner.namespaces.values() if each is not namespace and not each.trial]
             remaining = {each.name: persisted(each.identity, each.generation) for each in others}
             remaining[TENANT_NAME] = namespace.tenant.encode()
             if renewed is not None:

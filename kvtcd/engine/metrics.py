@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import product
+from typing import get_args
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from kvtcd.core.blob import CodecId
+from kvtcd.core.errors import Corrupt, UnknownProfile
 from kvtcd.core.events import Reason
-from kvtcd.core.place import Place
+from kvtcd.core.kv_events import CLEARED, REMOVED, STORED
+from kvtcd.core.messages import Outcome
+from kvtcd.core.notices import What
+from kvtcd.core.place import Place, Tier
+from kvtcd.engine.changes import EVICTED, SUPERSEDED
 from kvtcd.engine.timeline import Span
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+NOWHERE, HURRY = "nowhere", "hurry"
+_WAYS = (
+    (Place.GPU, Place.HOST), (Place.HOST, Place.GPU), (Place.HOST, Place.PACKED), (Place.HOST, Place.DISK),
+    (Place.PACKED, Place.HOST), (Place.PACKED, Place.DISK), (Place.DISK, Place.HOST),
+    (Place.DISK, Place.PACKED),
+)  # fmt: skip
+"""From where to where a move can go."""
+_MOVED = "moved"
+_LOST = (Reason.NO_TIER, Reason.PRESSURE, Reason.DAMAGED, Reason.EXPIRED)
+_REFUSING: list[type[Exception]] = [Corrupt, *Corrupt.__subclasses__(), UnknownProfile]
+REFUSALS = tuple(kind.__name__ for kind in _REFUSING)
+"""What is said of records that fail their checks."""
 
 
 class Metrics:
@@ -16,23 +38,37 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.puts = self.counter("puts", "Blocks offered, by outcome", "outcome")
-        self.gets = self.counter("gets", "Blocks asked for, by where they were found", "found")
-        self.moves = self.counter("moves", "Moves ended, by direction and outcome", "direction", "outcome")
-        self.lost = self.counter("lost", "Blocks that left the cache, by reason", "reason")
+        self.puts = self.counter("puts", "Blocks offered, by outcome", outcome=get_args(Outcome))
+        self.gets = self.counter(
+            "gets", "Blocks asked for, by where they were found",
+            found=(*Place, Tier.REMOTE, Reason.FAILED, Reason.TOO_LARGE, NOWHERE),
+        )  # fmt: skip
+        self.moves = self.counter(
+            "moves", "Moves ended, by direction and outcome",
+            direction=[_way(*way) for way in _WAYS],
+            outcome=(_MOVED, Reason.FAILED, Reason.DAMAGED, Reason.DRIFT),
+        )  # fmt: skip
+        self.lost = self.counter("lost", "Blocks that left the cache, by reason", reason=_LOST)
         self.dropped = self.counter(
-            "dropped_copies", "Copies that were let go, by place and reason", "place", "reason"
+            "dropped_copies", "Copies that were let go, by place and reason", place=Place,
+            reason=(EVICTED, SUPERSEDED, Reason.DELETED, *_LOST[1:]),
+        )  # fmt: skip
+        self.packed = self.counter(
+            "packed_blocks",
+            "Blocks packed, by the codec used",
+            codec=[codec.name.lower() for codec in CodecId],
         )
-        self.packed = self.counter("packed_blocks", "Blocks packed, by the codec used", "codec")
         self.lossless_because = self.counter(
-            "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks", "reason"
-        )
+            "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks",
+            reason=(HURRY,),  # and those of the codecs
+        )  # fmt: skip
         self.unprofiled = self.counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
         )
         self.drifts = self.counter(
-            "drifts", "Times that blocks of a namespace became unlike calibration, or like it", "state"
-        )
+            "drifts", "Times that blocks of a namespace became unlike calibration, or like it",
+            state=("drifting", "usual"),
+        )  # fmt: skip
         self.drifting = self.gauge("namespace_drifting", "Whether blocks are unlike calibration", "namespace")
         self.watched = self.gauge(
             "namespace_watched_blocks", "Blocks that were compared with calibration", "namespace"
@@ -47,10 +83,12 @@ class Metrics:
         self.raw_bytes = self.counter("packed_raw_bytes", "Raw bytes of the blocks packed")
         self.blob_bytes = self.counter("packed_blob_bytes", "Bytes of the blobs they became")
         self.warmed = self.counter("warmed_blocks", "Blocks brought up after a start because they were hot")
-        self.damaged = self.counter("damaged_records", "Records refused by their checks", "error")
+        self.damaged = self.counter("damaged_records", "Records refused by their checks", error=REFUSALS)
         self.foreign = self.counter("foreign_records", "Records on disk that belong to nothing known")
         self.internal_errors = self.counter(
-            "internal_errors", "Unexpected failures in the background", "where"
+            "internal_errors",
+            "Unexpected failures in the background",
+            where=("mover", "drop", "open", "tick"),
         )
         self.disk_full = self.counter("disk_full", "Blocks that a disk refused because it was full")
         self.withheld = self.gauge(
@@ -58,6 +96,9 @@ class Metrics:
             "Bytes of the disk tier that full disks do not hold, and that are not counted on until they do",
         )
         self.quarantined = self.counter("quarantined_environments", "Disk environments set aside as damaged")
+        self.degraded = self.gauge(
+            "degraded", "What is not as it should be while everything else is served", "what"
+        )
         self.stage_seconds = Histogram(
             "kvtcd_stage_seconds", "Time of one stage of one block's way up or down", ["pipeline", "stage"],
             buckets=SECONDS, registry=self.registry,
@@ -69,9 +110,11 @@ class Metrics:
         self.oldest_reader = self.gauge(
             "oldest_reader_seconds", "For how long the oldest reader has held its block in host memory"
         )
-        self.notices = self.counter("notices", "Notices to listeners, by kind", "what")
+        self.notices = self.counter("notices", "Notices to listeners, by kind", what=What)
         self.overflows = self.counter("notice_overflows", "Times that a listener was too slow")
-        self.kv_events = self.counter("kv_events", "KV events that were published, by type", "type")
+        self.kv_events = self.counter(
+            "kv_events", "KV events that were published, by type", type=(STORED, REMOVED, CLEARED["type"])
+        )
         self.untold = self.counter(
             "kv_events_untold", "Notices that are no KV event, such as copies on a GPU"
         )
@@ -85,7 +128,7 @@ class Metrics:
         self.regions = self.gauge("regions", "Memory that clients share, by kind", "kind")
         self.region_bytes = self.gauge("region_bytes", "Bytes of memory that clients share", "kind")
         self.unshared = self.counter(
-            "refused_regions", "Memory that clients offered and that was not taken", "kind", "reason"
+            "refused_regions", "Memory that clients offered and that was not taken", kind=(), reason=()
         )
         self.devices_failed = self.counter(
             "failed_devices", "GPUs that failed under the memory of clients that was open on them"
@@ -98,9 +141,19 @@ class Metrics:
         self.waiting = self.gauge("waiting", "Requests that wait for room or a move")
         self.queue = self.gauge("lane_pending", "Calls on each lane", "lane")
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
-        """Return a new counter with these labels; the name goes behind that of the program."""
-        return Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
+    def counter(self, name: str, text: str, **labels: Iterable[object]) -> Counter:
+        """Return a new counter; its name goes behind that of the program.
+
+        Args:
+            name: without the program's.
+            text: what it counts.
+            labels: the values that each label can have, as far as they are known. Their series are there from
+                the start: of one that only comes with the first event, `rate` and `increase` miss that event.
+        """
+        made = Counter(f"kvtcd_{name}", text, labels, registry=self.registry)
+        for values in product(*labels.values()) if labels else ():
+            made.labels(*values)
+        return made
 
     def gauge(self, name: str, text: str, *labels: str) -> Gauge:
         """Return a new gauge; see `counter`."""
@@ -108,7 +161,7 @@ class Metrics:
 
     def moved(self, source: Place, target: Place, outcome: Reason | None) -> None:
         """Note the end of a move; `outcome` None is success."""
-        self.moves.labels(f"{source}-{target}", outcome or "moved").inc()
+        self.moves.labels(_way(source, target), outcome or _MOVED).inc()
 
     def staged(self, span: Span) -> None:
         """Note the end of a stage."""
@@ -117,3 +170,7 @@ class Metrics:
     def text(self) -> bytes:
         """Return everything in the Prometheus text format."""
         return generate_latest(self.registry)
+
+
+def _way(source: Place, target: Place) -> str:
+    return f"{source}-{target}"

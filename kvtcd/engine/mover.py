@@ -32,7 +32,7 @@ from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
 from kvtcd.engine import drift, steps
-from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.metrics import HURRY, Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.pipeline import Flight, Pipeline
 from kvtcd.engine.ports import DeviceMemory, Memory, Packed, PutRecord, Scratch
@@ -42,7 +42,6 @@ from kvtcd.engine.timeline import Span
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
-HURRY = "hurry"
 """Why a block was packed losslessly although its codec was at hand."""
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtcd.core.errors import BadField, Corrupt, IdentityConflict, UnknownNamespace
-from kvtcd.core.identity import Identity, differing
+from kvtcd.core.identity import TRIAL, Identity, differing
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.layout import canonical_json
 from kvtcd.core.policy import Policy
@@ -22,12 +22,14 @@ TENANT_NAME = "@tenant"
 class Tenant:
     """One tenant: keys, disk environment (None without a disk tier), namespaces by name.
 
-    What is packed from now on is encrypted if it `encrypts`; what was is read either way.
+    What is packed from now on is encrypted if it `encrypts`; what was is read either way. A `guest` has done
+    nothing yet but try whether the daemon works.
     """
 
     keys: TenantKeys
     writer: Writer | None
     encrypts: bool = False
+    guest: bool = False
     namespaces: dict[str, Namespace] = field(default_factory=dict)
 
 
@@ -50,6 +52,11 @@ class Namespace:
     codec: Codec
     lossless: Codec
     drifting: bool = False
+
+    @property
+    def trial(self) -> bool:
+        """Whether it is there to try the daemon; see `TRIAL`."""
+        return self.name == TRIAL
 
 
 class Registry:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from kvtcd.core.messages import Fault
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
 from kvtcd.engine.namespaces import Registry
@@ -25,6 +26,7 @@ class Overview:
         driver: its catalog is only asked.
         registry: of namespaces.
         tally: what was counted for each.
+        degraded: what is not as it should be, and how often.
         remote: the remote tier, if there is one.
 
     Attributes:
@@ -32,9 +34,10 @@ class Overview:
     """
 
     def __init__(
-        self, boot_id: str, driver: Driver, registry: Registry, tally: Tally, remote: RemoteTier | None = None
-    ) -> None:
-        self._remote = remote
+        self, boot_id: str, driver: Driver, registry: Registry, tally: Tally, *,
+        degraded: Callable[[], Mapping[Fault, int]], remote: RemoteTier | None = None,
+    ) -> None:  # fmt: skip
+        self._remote, self._degraded = remote, degraded
         self._boot_id, self._driver, self._registry, self._tally = boot_id, driver, registry, tally
         self._started = time.monotonic()
         self.history = History()
@@ -69,12 +72,14 @@ class Overview:
                 str(tier): TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, Forms.of(counts, tier))
                 for tier, shelf in catalog.residents.shelves.items()
             },
-            namespaces=len(self._registry.all()),
+            namespaces=sum(not namespace.trial for namespace in self._registry.all()),
             misses=counts.misses,
+            degraded={str(fault): count for fault, count in self._degraded().items()},
             remote=self._remote.stats() if self._remote else None,
             own={
                 ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)
                 for ns in (known.namespaces.values() if known else ())
+                if not ns.trial
             },
         )
 
@@ -83,8 +88,11 @@ class Overview:
         tiers = list(self._driver.catalog.residents.shelves)
         found: list[TenantStats] = []
         for name, tenant in self._registry.tenants.items():
-            counts = Counts()
-            for namespace in tenant.namespaces.values():
+            if tenant.guest:
+                continue
+            counts, own = Counts(), [each for each in tenant.namespaces.values() if not each.trial]
+            for namespace in own:
                 counts.add(self._tally.of(namespace.number))
-            found.append(TenantStats(name, tuple(tenant.namespaces), NamespaceStats.of(counts, tiers)))
+            names = tuple(namespace.name for namespace in own)
+            found.append(TenantStats(name, names, NamespaceStats.of(counts, tiers)))
         return found

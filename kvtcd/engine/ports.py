@@ -159,6 +159,7 @@ class Environment(Protocol):
     """One tenant's records on disk. Blocking; reads from any thread, writes from one."""
 
     quarantined: bool
+    failed: bool
     recovered: bool
 
     @property

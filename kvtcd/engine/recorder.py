@@ -83,6 +83,8 @@ class Recorder:
 
     def note(self, line: Line) -> None:
         """Have a line written; while too many wait, it is left out and counted."""
+        if line.namespace.trial:
+            return
         if self._keys + len(line.keys) > QUEUE:
             self._lost += 1
             self._metrics.unrecorded.inc()

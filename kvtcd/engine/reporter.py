@@ -39,7 +39,7 @@ class Reporter:
         """Report changes; called before anything that they speak of is carried out."""
         for change in changes:
             namespace = self._registry.numbered(change.entry.namespace)
-            if namespace is None or not self._feeds.watched(namespace.tenant):
+            if namespace is None or namespace.trial or not self._feeds.watched(namespace.tenant):
                 continue
             if not self._registry.admits(namespace):
                 continue  # one notice of the purge stands for all its blocks
@@ -64,7 +64,8 @@ class Reporter:
 
     def purged(self, namespace: Namespace) -> None:
         """Report that a namespace is gone."""
-        self._feeds.publish(namespace.tenant, Notice(What.PURGED, namespace=namespace.name))
+        if not namespace.trial:
+            self._feeds.publish(namespace.tenant, Notice(What.PURGED, namespace=namespace.name))
 
     def _publish(self, namespace: Namespace, change: Change, named: Origin | Envelope | None) -> None:
         self._feeds.publish(namespace.tenant, self._notice(namespace.name, change, named))

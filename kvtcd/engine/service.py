@@ -7,13 +7,13 @@ import gc
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import Literal
+from typing import get_args
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
-from kvtcd.core.messages import Removed
+from kvtcd.core.messages import DiskState, Fault, Removed
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
 from kvtcd.engine import drift
@@ -90,7 +90,9 @@ class Service:
         self.prefixes = Prefixes(driver.catalog, tenancy.registry, recorder, remote)
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
-        self.overview = Overview(self.boot_id, driver, tenancy.registry, self._tally, remote)
+        self.overview = Overview(
+            self.boot_id, driver, tenancy.registry, self._tally, degraded=lambda: self.degraded, remote=remote
+        )
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._guests: list[Worker] = []
         self._remote = remote
@@ -227,7 +229,10 @@ class Service:
             IdentityConflict: name and identity are taken, but not together.
             StoreFailed: it could not be made durable.
         """
-        return await self._tenancy.register(tenant, name, identity)
+        namespace = await self._tenancy.register(tenant, name, identity)
+        if namespace.trial:
+            self._tally.ignore(namespace.number)
+        return namespace
 
     def namespace(self, tenant: str, name: str) -> Namespace:
         """Return a namespace.
@@ -240,7 +245,7 @@ class Service:
     def namespaces(self, tenant: str) -> list[Namespace]:
         """Return the namespaces of a tenant."""
         known = self._registry.tenants.get(tenant)
-        return list(known.namespaces.values()) if known else []
+        return [each for each in known.namespaces.values() if not each.trial] if known else []
 
     async def purge(self, tenant: str, name: str) -> Removed:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
@@ -255,16 +260,17 @@ class Service:
         return await self._errands.finish("purge", self._purge(self._registry.find(tenant, name)))
 
     async def _purge(self, namespace: Namespace) -> Removed:
-        if self._remote:
-            await self._remote.purge(namespace)
+        remote = None if namespace.trial else self._remote
+        if remote:
+            await remote.purge(namespace)
         self.leases.purge(namespace.number)
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._tally.forget(namespace.number)
         self.prefixes.forget(namespace)
         self._reporter.purged(namespace)
-        if self._remote is None:
+        if remote is None:
             return Removed(removed)
-        told = await self._remote.purged(namespace)
+        told = await remote.purged(namespace)
         return Removed(removed, "done" if told else "pending", FRESH_S)
 
     async def _purged_elsewhere(self, namespace: Namespace) -> None:
@@ -277,10 +283,18 @@ class Service:
         self._reporter.purged(namespace)
 
     @property
-    def disk(self) -> Literal["ok", "full", "off"]:
+    def disk(self) -> DiskState:
         """Whether devices hold what they are meant to: one that is full holds less for a while."""
         disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
         return "off" if disk is None else "full" if disk.withheld else "ok"
+
+    @property
+    def degraded(self) -> dict[Fault, int]:
+        """What is not as it should be while everything else is served, and how often."""
+        found: dict[Fault, int] = dict(self._tenancy.faults)
+        if self._remote and self._remote.away:
+            found["remote-away"] = 1
+        return found
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -294,5 +308,9 @@ class Service:
         self.metrics.waiting.set(self._driver.waiting)
         for lane in (*self._lanes, *self._guests):
             self.metrics.queue.labels(lane.name).set(lane.pending)
+        if self._remote:
+            self._remote.show()
+        for fault in get_args(Fault):
+            self.metrics.degraded.labels(fault).set(self.degraded.get(fault, 0))
         drift.show(self._registry.all(), self.metrics)
         return self.metrics.text()

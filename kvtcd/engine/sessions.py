@@ -249,7 +249,8 @@ class Batch:
         self._open = [slot for slot in self._open if slot not in slots]
 
     def _told(self, key: EngineKey, outcome: Outcome, reason: str | None = None) -> None:
-        self._metrics.puts.labels(outcome).inc()
+        if not self._namespace.trial:
+            self._metrics.puts.labels(outcome).inc()
         self._results.append(BlockResult(key, outcome, reason))
 
     def _check(self, head: BlockHead, nbytes: int) -> None:

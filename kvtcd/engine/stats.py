@@ -91,6 +91,7 @@ class Stats(Answer):
         tiers: by name.
         namespaces: of all tenants.
         misses: reads of blocks that were nowhere.
+        degraded: what is not as it should be, as `/readyz` names it, and how often; empty if all is well.
         remote: the tier that is shared with other daemons; not there without one.
         own: what was counted for each namespace of one tenant, by name.
     """
@@ -104,6 +105,7 @@ class Stats(Answer):
     tiers: dict[str, TierStats]
     namespaces: Count
     misses: Count
+    degraded: dict[str, Count]
     remote: Annotated[RemoteStats | None, SPARSE]
     own: dict[str, NamespaceStats]
 

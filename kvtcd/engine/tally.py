@@ -75,14 +75,21 @@ class Tally:
         self._metrics = metrics
         self._namespaces: dict[int, Counts] = {}
         self._gone = Counts()
+        self._uncounted: set[int] = set()
 
     @property
     def total(self) -> Counts:
         """The counts of all namespaces, those that are gone included."""
         total = Counts()
-        for counts in (self._gone, *self._namespaces.values()):
-            total.add(counts)
+        total.add(self._gone)
+        for number, counts in self._namespaces.items():
+            if number not in self._uncounted:
+                total.add(counts)
         return total
+
+    def ignore(self, namespace: int) -> None:
+        """Leave a namespace out of all sums."""
+        self._uncounted.add(namespace)
 
     def of(self, namespace: int) -> Counts:
         """Return the counts of a namespace."""
@@ -93,8 +100,10 @@ class Tally:
 
     def forget(self, namespace: int) -> None:
         """Forget a namespace that is gone."""
-        if counts := self._namespaces.pop(namespace, None):
+        counts = self._namespaces.pop(namespace, None)
+        if counts and namespace not in self._uncounted:
             self._gone.add(counts)
+        self._uncounted.discard(namespace)
 
     def found(self, namespace: int, place: Place | None) -> None:
         """Count a read; `place` None: the block was nowhere."""
@@ -128,7 +137,8 @@ class Tally:
                     places[place].bytes -= _nbytes(entry, place)
                     places[place].raw_bytes -= entry.raw_bytes
                     places[place].dropped[reason] += 1
-                    self._metrics.dropped.labels(place, reason).inc()
+                    if entry.namespace not in self._uncounted:
+                        self._metrics.dropped.labels(place, reason).inc()
 
 
 def _come(counts: PlaceCounts, entry: Entry, place: Place) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
-from kvtcd.core.identity import Identity
+from kvtcd.core.identity import TRIAL, Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
-from kvtcd.core.policy import CodecChoice, Policy, governing
+from kvtcd.core.messages import Fault
+from kvtcd.core.policy import CodecChoice, HostTier, Policy, Remote, governing
 from kvtcd.engine import recovery
+from kvtcd.engine.chooser import Chooser
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.emptying import empty, forget
 from kvtcd.engine.envelopes import found
@@ -26,6 +29,10 @@ from kvtcd.engine.warmup import WARM_NAME, hottest, keys_of
 from kvtcd.engine.writer import Writer
 
 _log = logging.getLogger(__name__)
+_TRIAL = Policy(
+    name="trial", codec=CodecChoice("lossless"), host=HostTier(form="raw"), remote=Remote(write="none"),
+    flush="none",
+)  # fmt: skip
 TAKEN_IN = 500
 """Records that the index takes in before others have a turn."""
 
@@ -63,11 +70,21 @@ class Tenancy:
     ) -> None:
         self.registry = registry
         self._encrypt = encrypt
-        self._driver, self._lane, self._metrics = driver, lane, metrics
-        self._policies, self._master, self._codecs = policies, master, codecs
+        self._driver, self._metrics, self._chooser = driver, metrics, Chooser(codecs, lane, metrics)
+        self._policies, self._master = policies, master
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
         self.hot: list[RecordKey] = []
+        self._faults: dict[str, Fault] = {}
+        """What was wrong with environments at the start, by their tenants' tags."""
+
+    @property
+    def faults(self) -> Counter[Fault]:
+        """What is wrong with environments of tenants, and how many."""
+        writers = [tenant.writer for tenant in self.registry.tenants.values() if tenant.writer]
+        found = Counter(self._faults.values())
+        found["out-of-use"] += sum(writer.environment.failed for writer in writers)
+        return +found
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -95,6 +112,7 @@ class Tenancy:
             # Its tenant is refused until this is mended; the others are served.
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
+            self._faults[tag] = "left-out"
             return True
         values = await writer.exclusive(partial(recovery.mend, tag=tag))
         if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
@@ -108,6 +126,8 @@ class Tenancy:
             return False
         self.registry.tenants[name] = Tenant(keys, writer, self._encrypt)
         for namespace, value in values.items():
+            if namespace == TRIAL:  # an earlier release kept it
+                continue
             try:
                 identity, generation = restored(namespace, value)
             except Corrupt as error:
@@ -139,14 +159,17 @@ class Tenancy:
             StoreFailed: it could not be made durable.
         """
         async with self._changing:
-            if tenant not in self.registry.tenants:
+            known = self.registry.tenants.get(tenant)
+            if known is None and name == TRIAL:
+                self._add_guest(tenant)
+            elif known is None or (known.guest and name != TRIAL):
                 await self._add_tenant(tenant)
             held = self.registry.held(tenant, name, identity)
             if held is not None:
                 return held
             generation = time.time_ns() // 1_000_000
             writer = self.registry.tenants[tenant].writer
-            if writer is not None:
+            if writer is not None and name != TRIAL:
                 value = persisted(identity, generation)
                 await writer.exclusive(lambda environment: environment.put_namespace(name, value))
             return await self._add(tenant, name, identity, generation)
@@ -159,7 +182,17 @@ class Tenancy:
             await writer.exclusive(
                 lambda environment: environment.put_namespace(TENANT_NAME, tenant.encode())
             )
-        self.registry.tenants[tenant] = Tenant(keys, writer, self._encrypt)
+        known = self.registry.tenants.setdefault(tenant, Tenant(keys, None, self._encrypt))
+        known.writer, known.guest = writer, False
+
+    def _add_guest(self, tenant: str) -> None:
+        """Let somebody try the daemon; nothing of him is written."""
+        keys = TenantKeys.derive(self._master, tenant)
+        if self._faults.get(keys.tag.hex()) == "left-out":
+            raise StoreFailed(
+                "open", "this tenant's environment could not be opened at the start; see the log"
+            )
+        self.registry.tenants[tenant] = Tenant(keys, None, guest=True)
 
     async def _open_writer(self, tag: str) -> Writer:
         assert self._open_environment is not None, "there is a disk tier"
@@ -171,12 +204,13 @@ class Tenancy:
             raise
         if environment.quarantined:
             self._metrics.quarantined.inc()
+            self._faults[tag] = "set-aside"
         return Writer(environment, lane)
 
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
         policy = _governing(self._policies, name, identity)
-        codec = await self._codec(name, identity, policy)
-        lossless = await self._lane.run(self._codecs, identity, CodecChoice("lossless"))
+        codec = await self._chooser.first(tenant, name, identity, policy)
+        lossless = await self._chooser.lossless(identity)
         namespace = self.registry.add(
             tenant, name, identity, generation=generation, policy=policy, codec=codec, lossless=lossless
         )
@@ -184,15 +218,8 @@ class Tenancy:
         return namespace
 
     def _govern(self, namespace: Namespace) -> None:
-        on_disk = self.registry.tenants[namespace.tenant].writer is not None
+        on_disk = self.registry.tenants[namespace.tenant].writer is not None and not namespace.trial
         self._driver.tell(ev.Govern(namespace.number, namespace.tenant, namespace.policy, on_disk))
-
-    async def _codec(self, name: str, identity: Identity, policy: Policy) -> Codec:
-        codec = await self._lane.run(self._codecs, identity, policy.codec)
-        if codec.reason:
-            self._metrics.unprofiled.inc()
-            _log.warning("namespace %s is packed with %s: %s", name, codec.name, codec.reason)
-        return codec
 
     async def reload(self, policies: tuple[Policy, ...]) -> None:
         """Let other policies govern: all namespaces at once, and their blocks that are packed from now on.
@@ -203,7 +230,7 @@ class Tenancy:
             chosen: list[tuple[Namespace, Policy, Codec]] = []
             for namespace in self.registry.all():
                 policy = _governing(policies, namespace.name, namespace.identity)
-                chosen.append((namespace, policy, await self._renewed(namespace, policy)))
+                chosen.append((namespace, policy, await self._chooser.renewed(namespace, policy)))
             self._policies = policies
             self._driver.tell(ev.Mark(policies[-1]))
             for namespace, policy, codec in chosen:
@@ -216,21 +243,7 @@ class Tenancy:
         async with self._changing:
             for namespace in self.registry.all():
                 if namespace.codec.reason:
-                    namespace.codec = await self._renewed(namespace, namespace.policy)
-
-    async def _renewed(self, namespace: Namespace, policy: Policy) -> Codec:
-        """Return the codec that a policy gives a namespace with the profiles of now; its own, if the same."""
-        if policy.codec != namespace.policy.codec:
-            return await self._codec(namespace.name, namespace.identity, policy)
-        held = namespace.codec
-        codec = await self._lane.run(self._codecs, namespace.identity, policy.codec)
-        if (codec.profile, codec.reason) == (held.profile, held.reason):
-            return held
-        _log.info(
-            "namespace %s of tenant %s is packed with %s from now on, profile %s: %s",
-            namespace.name, namespace.tenant, codec.name, codec.profile, codec.reason or "as its policy asks",
-        )  # fmt: skip
-        return codec
+                    namespace.codec = await self._chooser.renewed(namespace, namespace.policy)
 
     async def purge(self, tenant: str, name: str) -> int:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
@@ -241,7 +254,11 @@ class Tenancy:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed; call it again.
         """
-        return await empty(self.registry.find(tenant, name), self.registry, self._driver)
+        removed = await empty(self.registry.find(tenant, name), self.registry, self._driver)
+        tag = self.registry.tenants[tenant].keys.tag.hex()
+        if name != TRIAL and self._faults.get(tag) == "set-aside":
+            del self._faults[tag]  # what was set aside went with it
+        return removed
 
     async def clear(self, namespace: Namespace) -> None:
         """Remove every byte of the blocks of a namespace, durably; it stays, and begins anew.
@@ -282,4 +299,6 @@ def _note_hot(environment: Environment, keys: bytes) -> None:
 
 
 def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
+    if name == TRIAL:
+        return _TRIAL
     return governing(policies, namespace=name, engine=identity.engine, model=identity.model)

@@ -1,4 +1,4 @@
-"""What a state directory is and has, looked at without holding it: by who is to hold it, and by who only asks.
+"""What a state directory is and has, looked at without holding it.
 
 ::
 
@@ -78,7 +78,7 @@ class StateFiles:
         return _held(self.path)
 
     def known_key(self, given: bytes | None = None) -> bytes | None:
-        """Return the 32 bytes from which all keys of this store are derived, None if they are still to be made.
+        """Return the 32 bytes from which all keys of this store are derived, None if there are none yet.
 
         Args:
             given: a key that is kept elsewhere. A file of another one is refused: to go on with either would
@@ -177,9 +177,7 @@ def require_local(path: Path) -> None:
     """Refuse a file system that cannot hold an LMDB file; warn of one that forgets."""
     kind = file_system(path)
     if kind in _REFUSED:
-        raise ConfigError(
-            path, FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk"
-        )
+        raise ConfigError(path, FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk")
     if kind in _DOUBTFUL:
         _log.warning("%s lies on %s", path, _DOUBTFUL[kind])
 

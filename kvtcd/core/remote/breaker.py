@@ -41,6 +41,7 @@ class Breaker:
 
     Attributes:
         opened: how often the store was left alone.
+        answered: calls that went well.
     """
 
     def __init__(self, clock: Callable[[], float], luck: Callable[[], float]) -> None:
@@ -48,7 +49,7 @@ class Breaker:
         self._failures = self._pauses = 0
         self._until = 0.0
         self._probing = False
-        self.opened = 0
+        self.opened = self.answered = 0
 
     @property
     def state(self) -> BreakerState:
@@ -56,6 +57,11 @@ class Breaker:
         if self._failures < FAILURES:
             return BreakerState.CLOSED
         return BreakerState.PROBING if self._probing or self.wait <= 0 else BreakerState.OPEN
+
+    @property
+    def failing(self) -> int:
+        """Calls in a row, up to the last one, that went wrong."""
+        return self._failures
 
     @property
     def wait(self) -> float:
@@ -73,6 +79,7 @@ class Breaker:
 
     def succeeded(self) -> None:
         """The store has answered."""
+        self.answered += 1
         self._failures = self._pauses = 0
         self._probing = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
+from kvtcd.core.remote.backlog import Offer
 from kvtcd.core.remote.breaker import BreakerState
-from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.metrics import REFUSALS, Metrics
 
 STORED, THERE, FAILED, UNWANTED = "stored", "there", "failed", "unwanted"
 HIT, MISS, REFUSED = "hit", "miss", "refused"
@@ -20,16 +21,27 @@ class Figures:
 
     def __init__(self, metrics: Metrics) -> None:
         self.offers = metrics.counter(
-            "remote_offers", "Blocks offered to the queue, by what became of them", "outcome"
+            "remote_offers", "Blocks offered to the queue, by what became of them", outcome=Offer
         )
-        self.puts = metrics.counter("remote_puts", "Blocks that left the queue, by outcome", "outcome")
-        self.gets = metrics.counter("remote_gets", "Blocks asked for, by outcome", "outcome")
-        self.refused = metrics.counter("remote_refused", "Objects refused by their checks", "error")
+        self.puts = metrics.counter(
+            "remote_puts", "Blocks that left the queue, by outcome",
+            outcome=(STORED, THERE, FAILED, UNWANTED),
+        )  # fmt: skip
+        self.gets = metrics.counter(
+            "remote_gets", "Blocks asked for, by outcome", outcome=(HIT, MISS, REFUSED, FAILED)
+        )
+        self.refused = metrics.counter("remote_refused", "Objects refused by their checks", error=REFUSALS)
         self.failures = metrics.counter(
-            "remote_failures", "Calls of the store that failed, by call and cause", "call", "cause"
+            "remote_failures", "Calls of the store that failed, by call and cause", call=(), cause=()
         )
-        self.bytes = metrics.counter("remote_bytes", "Bytes of records, by direction", "direction")
-        self.profiles = metrics.counter("remote_profiles", "Profiles, by what became of them", "outcome")
+        self.bytes = metrics.counter(
+            "remote_bytes", "Bytes of records, by direction", direction=("in", "out")
+        )
+        self.profiles = metrics.counter(
+            "remote_profiles",
+            "Profiles, by what became of them",
+            outcome=(STORED, HIT, MISS, REFUSED, FAILED),
+        )
         self.opened = metrics.counter("remote_opened", "Times that the store was left alone")
         self.state = metrics.gauge("remote_breaker", "1 for what the circuit breaker is now", "state")
         self.queue_blocks = metrics.gauge("remote_queue_blocks", "Blocks that wait")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvtcd.core.message import Answer
 from kvtcd.core.messages import Count
 from kvtcd.core.remote.backlog import Offer
-from kvtcd.core.remote.breaker import BreakerState
+from kvtcd.core.remote.breaker import Breaker
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote.figures import Figures, count
 
@@ -27,6 +27,8 @@ class RemoteStats(Answer):
         misses: blocks that it did not have.
         refused: objects that were no record of ours.
         failed: blocks that it may have had, but could not be asked for.
+        answered: calls that it answered.
+        failing: calls in a row, up to the last one, that it did not.
         pending: purges and deletes that it still has to do.
     """
 
@@ -40,16 +42,16 @@ class RemoteStats(Answer):
     misses: Count
     refused: Count
     failed: Count
+    answered: Count
+    failing: Count
     pending: Count
 
     @classmethod
-    def of(
-        cls, figures: Figures, breaker: BreakerState, waiting: tuple[int, int], pending: int
-    ) -> RemoteStats:
+    def of(cls, figures: Figures, breaker: Breaker, waiting: tuple[int, int], pending: int) -> RemoteStats:
         """Return what was counted."""
         return cls(
-            str(breaker), *waiting, count(figures.puts, fig.STORED), count(figures.puts, fig.THERE),
+            str(breaker.state), *waiting, count(figures.puts, fig.STORED), count(figures.puts, fig.THERE),
             count(figures.puts, fig.FAILED) + count(figures.offers, Offer.FULL), count(figures.gets, fig.HIT),
             count(figures.gets, fig.MISS), count(figures.gets, fig.REFUSED), count(figures.gets, fig.FAILED),
-            pending,
+            breaker.answered, breaker.failing, pending,
         )  # fmt: skip

@@ -122,6 +122,11 @@ class RemoteTier:
         if origin.namespace.policy.remote.write == "behind" and not (name and self._presence.ask(name)):
             self.packed(key, Record(record.envelope, bytearray(record.bytes)), origin, tenant)
 
+    @property
+    def away(self) -> bool:
+        """Whether the store is left alone, since it does not answer."""
+        return self._caller.state is not BreakerState.CLOSED
+
     async def drained(self) -> None:
         """Return when nothing waits to be written."""
         await self._writing.drained()
@@ -186,11 +191,14 @@ class RemoteTier:
 
     # Numbers --------------------------------------------------------------------------------------------
 
+    def show(self) -> None:
+        """Have the gauges tell how it is now."""
+        self._figures.breaker(self._caller.state)
+
     def stats(self) -> RemoteStats:
         """Return how it is."""
-        self._figures.breaker(self._caller.state)
         pending = self._generations.ledger.pending
-        return RemoteStats.of(self._figures, self._caller.state, self._writing.waiting, pending)
+        return RemoteStats.of(self._figures, self._caller.breaker, self._writing.waiting, pending)
 
     def _reads(self, namespace: Namespace) -> bool:
         return namespace.policy.remote.read
