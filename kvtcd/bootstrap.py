@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvtcd import machine
+from kvtcd import machine, shared_store
 from kvtcd.codec import choose
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
-from kvtcd.config import Config, Credentials, RedisAt, load_credentials, load_policies
+from kvtcd.config import Config, Credentials, load_credentials, load_policies
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
-from kvtcd.core.errors import ConfigError, Corrupt
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import TenantKeys
 from kvtcd.core.policy import FADING, CodecChoice, Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
-from kvtcd.core.remote.ledger import Ledger
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 from kvtcd.engine.cuda import Lost, copies_on_cuda, on_cuda
@@ -34,16 +33,17 @@ from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Tracer
 from kvtcd.engine.namespaces import Registry
-from kvtcd.engine.ports import Codec, RemoteStore
+from kvtcd.engine.ports import Codec
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.service import Service
 from kvtcd.engine.tenancy import Tenancy
-from kvtcd.tiers.disk import Environment, Put, footprint
+from kvtcd.tiers.disk import Environment, Put, footprint, require_hardened
 from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.pinning import Pinned, pin
 from kvtcd.tiers.state import StateDirectory
+from kvtcd.tiers.state_files import StateFiles
 
 if TYPE_CHECKING:
     from kvtcd.api.tracing import Tracing
@@ -109,20 +109,55 @@ async def tracing(config: Config) -> AsyncIterator[Tracing | None]:
     Raises:
         ConfigError: what it needs is not installed.
     """
-    said = config.tracing
-    if not said.endpoint:
+    kind = _tracing(config)
+    if kind is None:
         yield None
         return
+    tracer = await asyncio.to_thread(kind.to, config.tracing.endpoint, config.tracing.share)
+    try:
+        yield tracer
+    finally:
+        await asyncio.to_thread(tracer.close)
+
+
+def _tracing(config: Config) -> type[Tracing] | None:
+    """Return what traces, None if nothing is to."""
+    if not config.tracing.endpoint:
+        return None
     try:
         from kvtcd.api.tracing import Tracing  # noqa: PLC0415 - an extra, loaded where it is asked for
     except ModuleNotFoundError as error:
         why = f"needs {error.name}, which is not installed: pip install 'kvtcd[otel]'"
         raise config.fault("tracing.endpoint", why) from None
-    tracer = await asyncio.to_thread(Tracing.to, said.endpoint, said.share)
-    try:
-        yield tracer
-    finally:
-        await asyncio.to_thread(tracer.close)
+    return Tracing
+
+
+def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> tuple[tuple[Policy, ...], bool]:
+    """Refuse what `service` and `tracing` would; nothing is made or held.
+
+    Returns:
+        the policies in order, and whether another process has the state directory now.
+
+    Raises:
+        ConfigError, Unavailable: see there.
+    """
+    policies = load_policies(config.policies)
+    machine.verify(config)
+    _tracing(config)
+    state = StateFiles(config.daemon.state)
+    held = state.examine()
+    state.known_key(master)
+    if config.disk.capacity:
+        require_hardened()
+    if config.remote.url:
+        asyncio.run(_entered(config, load_credentials(config.remote.credentials, remote)))
+        shared_store.ledger(state)
+    return policies, held
+
+
+async def _entered(config: Config, entry: Credentials) -> None:
+    """Make a client of the store, which belongs to a loop, and ask it nothing."""
+    await shared_store.client(config, entry).close()
 
 
 def _assemble(
@@ -139,6 +174,8 @@ def _assemble(
     """Put the rooms together; return the service, the tenants found on disk, and host memory if pinned."""
     memory = machine.host_memory(config)
     metrics, registry = Metrics(), Registry()
+    for reason in Reason:
+        metrics.lossless_because.labels(reason)
     lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
     device, accelerator = machine.device_memory(config), machine.accelerator(config)
@@ -206,46 +243,13 @@ def _remote(
     if not config.remote.url:
         return None
     said = config.remote
-    store = remote_store(config, load_credentials(said.credentials, entry))
-    try:
-        ledger = Ledger.from_bytes(state.remote() or Ledger().to_bytes())
-    except Corrupt as error:
-        why = f"{error}; remove it, and purge once more what was purged while the store was away"
-        raise ConfigError(state.path / "remote", "", why) from None
+    store = shared_store.client(config, load_credentials(said.credentials, entry))
     settings = Settings(
         timeout=said.timeout, look_s=said.look, queue=said.queue, ttl=said.ttl_s,
         present_s=said.believe_present, absent_s=said.believe_absent, encrypt=said.encrypt,
     )  # fmt: skip
     return remote_tier(
         store, settings, driver=driver, memory=memory, registry=registry, metrics=metrics,
-        profiles=profiles, derive=partial(TenantKeys.derive, master), ledger=ledger, save=state.note_remote,
-    )  # fmt: skip
-
-
-def remote_store(config: Config, entry: Credentials) -> RemoteStore:
-    """Return a client of the store; which library that needs is an extra, loaded where it is asked for.
-
-    Raises:
-        ConfigError: the library is not installed.
-    """
-    said, where = config.remote, config.remote.where
-    try:
-        if isinstance(where, RedisAt):
-            from kvtcd.tiers.remote.redis_store import RedisStore  # noqa: PLC0415 - as above
-
-            return RedisStore(
-                where.hosts, cluster=where.cluster, database=where.database, tls=where.tls,
-                timeout=said.timeout, authority=said.authority or None, username=entry.username or None,
-                password=entry.password or None,
-            )  # fmt: skip
-        from kvtcd.tiers.remote.s3_store import S3Store  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as error:
-        extra = "redis" if isinstance(where, RedisAt) else "s3"
-        why = f"needs {error.name}, which is not installed: pip install 'kvtcd[{extra}]'"
-        raise config.fault("remote.url", why) from None
-    assert where is not None, "only a configured store is made"
-    return S3Store(
-        where.bucket, prefix=where.prefix, timeout=said.timeout, endpoint=said.endpoint or None,
-        region=said.region, key_id=entry.key_id or None, secret=entry.secret or None,
-        session=entry.session or None,
+        profiles=profiles, derive=partial(TenantKeys.derive, master), ledger=shared_store.ledger(state),
+        save=state.note_remote,
     )  # fmt: skip

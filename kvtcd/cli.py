@@ -107,20 +107,15 @@ def serve(
 
 @app.command()
 def check(path: ConfigOption = None) -> None:
-    """Print the configuration in effect, and check all that it names: files, memory, devices."""
+    """Print the configuration in effect, and refuse what `serve` would refuse; nothing is begun or left."""
     settings = config.load(path)
-    governing = config.load_policies(settings.policies)
-    if settings.tcp.address and settings.tcp.tokens.exists():  # else a service manager has to hand them over
-        config.load_tokens(settings.tcp.tokens)
-    if settings.tcp.tls and all(file.exists() for file in settings.tcp.tls):
-        from kvtcd.api.tls import Tls  # noqa: PLC0415 - cryptography
+    from kvtcd import check as preflight  # noqa: PLC0415 - torch
 
-        Tls(*settings.tcp.tls)
-    from kvtcd import machine  # noqa: PLC0415 - torch
-
-    machine.verify(settings)
+    notes = list(preflight.examine(settings))
     typer.echo(config.dump(settings), nl=False)
-    typer.echo(f"\n# policies in effect: {', '.join(policy.name for policy in governing)}")
+    for note in notes:
+        typer.echo(f"\n# {note}", nl=False)
+    typer.echo()
 
 
 @policies.command("check")

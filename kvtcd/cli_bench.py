@@ -146,7 +146,7 @@ def remote(
     json: JsonOption = None,
 ) -> None:
     """Show how fast a shared store is by the remote tier, and by its client library alone."""
-    from kvtcd.bootstrap import remote_store  # noqa: PLC0415 - torch
+    from kvtcd import shared_store  # noqa: PLC0415 - torch
     from kvtcd.config import Config, load_credentials  # noqa: PLC0415 - pydantic
     from kvtcd.lab import bench_remote as lab  # noqa: PLC0415 - torch
 
@@ -154,7 +154,7 @@ def remote(
     config = Config.model_validate({"remote": said})
     entry = load_credentials(credentials)
     lab.command(
-        store=lambda: remote_store(config, entry),
+        store=lambda: shared_store.client(config, entry),
         sizes=mib or [1, 4],
         blocks=blocks,
         rounds=rounds,

@@ -8,25 +8,21 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
-from kvtcd.api import listeners
 from kvtcd.api.app import create_app, start
 from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
-from kvtcd.api.listeners import Listener
-from kvtcd.api.publisher import Publication, Publisher
-from kvtcd.api.tls import Certificate, Tls
 from kvtcd.bootstrap import service, tracing
-from kvtcd.config import Config, load_policies, load_tokens, show_bytes
+from kvtcd.config import Config, load_policies, show_bytes
 from kvtcd.config.remote import CREDENTIAL as REMOTE
-from kvtcd.core.access import Token
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.cuda.imports import Imports
 from kvtcd.engine.pulse import PATIENCE, Pulse
 from kvtcd.engine.service import Service
-from kvtcd.systemd import Supervisor, credential, inherited
+from kvtcd.entrance import Entrance, bound, handed_over, publisher
+from kvtcd.systemd import Supervisor, credential
 from kvtcd.tiers.state import MASTER_KEY
 
 _log = logging.getLogger(__name__)
@@ -34,8 +30,6 @@ DRAIN_SHARE = 0.3
 """Share of ``daemon.stop_seconds`` for ending requests; then comes `bootstrap.FLUSH_SHARE`."""
 STOP_MARGIN_S = 15.0
 """What closing may take beyond ``daemon.stop_seconds`` before the service manager kills."""
-TOKENS = "kvtcd.tokens"
-"""Name of the credential that may hold the tokens instead of the file."""
 LOOK_S = 10.0
 """Longest time between two looks at whether all threads get something done."""
 START_S = 60.0
@@ -65,22 +59,16 @@ async def serve(config: Config, record: Path | None = None) -> None:
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     with closing(Supervisor(os.environ)) as supervisor:
-        encrypted = config.tcp.tls is not None
-        handed = [
-            (name, listeners.adopt(name, found, encrypted=encrypted)) for name, found in inherited(os.environ)
-        ]
-        obstacle = await asyncio.to_thread(listeners.obstacle, config.daemon.socket)
-        if obstacle and listeners.DATA not in dict(handed):
-            raise config.fault("daemon.socket", obstacle)  # before anything is made
+        handed = await asyncio.to_thread(handed_over, config)  # or refuse, before anything is made
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         entry = await asyncio.to_thread(credential, os.environ, REMOTE)
-        entrance = await asyncio.to_thread(_Entrance, config, handed)
+        entrance = await asyncio.to_thread(Entrance, config, handed)
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
             async with (
                 tracing(config) as tracer,
                 service(config, record, lost, master=master, remote=entry, tracer=tracer) as running,
-                _publisher(config, running),
+                publisher(config, running),
             ):
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
@@ -91,7 +79,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
                     traced=tracer.middleware if tracer else None,
                     devices=Imports() if config.gpu.regions else None,
                 )  # fmt: skip
-                runner = await start(app, await asyncio.to_thread(_listeners, config, handed))
+                runner = await start(app, await asyncio.to_thread(bound, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup))
                 try:
                     where = ", ".join(map(str, runner.addresses))
@@ -114,82 +102,6 @@ async def serve(config: Config, record: Path | None = None) -> None:
             watching.cancel()
     if faults:
         raise faults[0]
-
-
-def _publisher(config: Config, running: Service) -> AbstractAsyncContextManager[object]:
-    """Return what publishes KV events while it is entered: nothing, if nothing is configured.
-
-    Raises:
-        ConfigError: what is configured cannot be had.
-    """
-    said = config.events
-    if not said.zmq:
-        return nullcontext()
-    what = Publication(said.zmq, said.replay, said.topic, said.tenant, as_int=said.hashes == "int64")
-    try:
-        return Publisher(running, what)
-    except ModuleNotFoundError as error:
-        why = f"needs {error.name}, which is not installed: pip install 'kvtcd[events]'"
-        raise config.fault("events.zmq", why) from None
-    except OSError as error:
-        field = f"events.{'replay' if error.filename == said.replay else 'zmq'}"
-        raise config.fault(field, f"{error.filename} cannot be bound: {error.strerror}") from None
-
-
-def _listeners(config: Config, handed: list[tuple[str, Listener]]) -> list[Listener]:
-    """Return what connections come in by: sockets that were handed over, and for the rest some bound here.
-
-    Raises:
-        ConfigError: what is configured cannot be bound.
-        AlreadyRunning: somebody listens on what is configured.
-    """
-    every, names = [listener for _, listener in handed], dict(handed)
-    if listeners.DATA not in names:
-        every += listeners.bind_both(config.daemon.socket)
-    if listeners.TCP not in names and config.tcp.address:
-        try:
-            every.append(listeners.bind_tcp(*config.tcp.address))
-        except OSError as error:
-            why = f"{config.tcp.listen} cannot be bound: {error.strerror}"
-            raise config.fault("tcp.listen", why) from None
-    return every
-
-
-class _Entrance:
-    """Who may come by TCP, and what that is encrypted with; without TCP there is neither.
-
-    Attributes:
-        tokens: a list that is there as long as the daemon, with the tokens that are valid now.
-        tls: None where nothing is encrypted.
-
-    Raises:
-        ConfigError: tokens or certificate cannot be used.
-    """
-
-    def __init__(self, config: Config, handed: list[tuple[str, Listener]]) -> None:
-        self._config = config
-        self._open = config.tcp.address is not None or listeners.TCP in dict(handed)
-        self.tls = Tls(*config.tcp.tls) if self._open and config.tcp.tls else None
-        self.tokens = [*self._known()]
-
-    def _known(self) -> tuple[Token, ...]:
-        if not self._open:
-            return ()
-        return load_tokens(self._config.tcp.tokens, credential(os.environ, TOKENS))
-
-    def read(self) -> tuple[tuple[Token, ...], Certificate | None]:
-        """Read the files as they are now; nothing changes by it.
-
-        Raises:
-            ConfigError: one of them is wrong.
-        """
-        return self._known(), self.tls.read() if self.tls else None
-
-    async def take(self, tokens: tuple[Token, ...], certificate: Certificate | None) -> None:
-        """Let what was read hold from now on."""
-        if self.tls and certificate:
-            await asyncio.to_thread(self.tls.take, certificate)
-        self.tokens[:] = tokens
 
 
 async def _ask_for_time(supervisor: Supervisor, stop: asyncio.Event) -> None:
@@ -228,7 +140,7 @@ class _Reload:
     was moved away.
     """
 
-    def __init__(self, config: Config, service: Service, supervisor: Supervisor, entrance: _Entrance) -> None:
+    def __init__(self, config: Config, service: Service, supervisor: Supervisor, entrance: Entrance) -> None:
         self._config, self._service, self._supervisor = config, service, supervisor
         self._entrance = entrance
         self._one = asyncio.Lock()
@@ -241,9 +153,13 @@ class _Reload:
         await self._service.reload(policies)
 
     async def _everything(self) -> None:
-        renewed = await asyncio.to_thread(self._entrance.read)
+        tokens, certificate = await asyncio.to_thread(self._entrance.read)
         await self._policies()
-        await self._entrance.take(*renewed)
+        await self._entrance.take(tokens, certificate)
+        if tokens:
+            _log.info("tokens in effect: %d", len(tokens))
+        if certificate:
+            _log.info("the certificate in effect ends on %s", certificate.ends)
 
     async def _told(self, read: Callable[[], Awaitable[None]]) -> None:
         async with self._one:

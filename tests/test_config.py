@@ -341,14 +341,6 @@ def test_a_tenant_that_cannot_be_gets_no_token() -> None:
         assert made.stdout == ""
 
 
-def test_check_reads_the_tokens_if_they_are_there(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f"[tcp]\nlisten = '127.0.0.1:7337'\ntokens = '{tmp_path}/tokens.toml'\n")
-    assert CliRunner().invoke(cli.app, ["check", "--config", str(path)]).exit_code == 0
-    (tmp_path / "tokens.toml").write_text("token = []\n")
-    assert isinstance(CliRunner().invoke(cli.app, ["check", "--config", str(path)]).exception, ConfigError)
-
-
 def test_what_kvtcd_token_prints_is_an_entry_for_the_token_that_it_shows(tmp_path: Path) -> None:
     made = CliRunner().invoke(cli.app, ["token", "--tenant", "team", "--scope", "data", "--scope", "metrics"])
     secret = made.stderr.split()[-1]

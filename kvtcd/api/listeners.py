@@ -5,7 +5,6 @@ Requests come on a stream; memory to share comes on a ``SOCK_SEQPACKET`` beside 
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
 import socket
@@ -153,14 +152,13 @@ def bind_both(path: Path) -> list[Listener]:
 
 
 def examine_both(path: Path) -> bool:
-    """Refuse what `bind_both` would; tell whether somebody listens there now. Nothing is bound."""
+    """Refuse what `bind_both` would, but for `obstacle`; tell whether somebody listens there now.
+
+    Raises:
+        ConfigError: something else than a socket is there.
+    """
     sockets = [(path, socket.SOCK_STREAM), (Path(side_socket(str(path))), socket.SOCK_SEQPACKET)]
     listening = [_state(each, kind) == "served" for each, kind in sockets]
-    code = 0 if path.parent.is_dir() else errno.ENOTDIR if path.parent.exists() else errno.ENOENT
-    if not code and not os.access(path.parent, os.W_OK | os.X_OK, effective_ids=True):
-        code = errno.EACCES
-    if code and not any(listening):
-        raise ConfigError(path, "socket", f"cannot be bound: {os.strerror(code)} ({path.parent})")
     return any(listening)
 
 

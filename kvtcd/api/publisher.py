@@ -102,16 +102,14 @@ class Publisher:
     Args:
         service: whose notices these are.
         what: is published where.
-
-    Raises:
-        ModuleNotFoundError, OSError: see `Endpoints`.
+        endpoints: where, bound; closed in the end.
     """
 
-    def __init__(self, service: Service, what: Publication) -> None:
+    def __init__(self, service: Service, what: Publication, endpoints: Endpoints) -> None:
         self._service, self._what = service, what
         self._errands = Errands(service.metrics)
-        self._endpoints = Endpoints(what)
-        self._out, self._asked = self._endpoints.out, self._endpoints.asked
+        self._endpoints = endpoints
+        self._out, self._asked = endpoints.out, endpoints.asked
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=REPLAY)
         self._number = 0
         self._tasks: list[asyncio.Task[None]] = []

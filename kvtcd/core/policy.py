@@ -8,6 +8,7 @@ from typing import Literal
 
 from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.drift import OnDrift
+from kvtcd.core.identity import TRIAL
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
@@ -185,6 +186,14 @@ class Policy:
     """What a stopping daemon writes to disk first."""
 
 
+_TRIAL = Policy(
+    name="trial", codec=CodecChoice("lossless"), host=HostTier(form="raw"), remote=Remote(write="none"),
+    flush="none",
+)  # fmt: skip
+
+
 def governing(policies: tuple[Policy, ...], *, namespace: str, engine: str, model: str) -> Policy:
-    """Return the first policy whose `match` fits; the last one fits everything."""
+    """Return the first policy whose `match` fits; the last one fits everything but trials."""
+    if namespace == TRIAL:
+        return _TRIAL
     return next(p for p in policies if p.match.fits(namespace=namespace, engine=engine, model=model))

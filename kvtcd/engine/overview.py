@@ -26,7 +26,7 @@ class Overview:
         driver: its catalog is only asked.
         registry: of namespaces.
         tally: what was counted for each.
-        degraded: what is not as it should be, and how often.
+        faults: says what is wrong with environments of tenants, and how many.
         remote: the remote tier, if there is one.
 
     Attributes:
@@ -35,9 +35,9 @@ class Overview:
 
     def __init__(
         self, boot_id: str, driver: Driver, registry: Registry, tally: Tally, *,
-        degraded: Callable[[], Mapping[Fault, int]], remote: RemoteTier | None = None,
+        faults: Callable[[], Mapping[Fault, int]], remote: RemoteTier | None = None,
     ) -> None:  # fmt: skip
-        self._remote, self._degraded = remote, degraded
+        self._remote, self._faults = remote, faults
         self._boot_id, self._driver, self._registry, self._tally = boot_id, driver, registry, tally
         self._started = time.monotonic()
         self.history = History()
@@ -45,6 +45,14 @@ class Overview:
     @property
     def _uptime_s(self) -> float:
         return round(time.monotonic() - self._started, 3)
+
+    @property
+    def degraded(self) -> dict[Fault, int]:
+        """What is not as it should be while everything else is served, and how often."""
+        found = dict(self._faults())
+        if self._remote and self._remote.away:
+            found["remote-away"] = 1
+        return found
 
     async def watch(self, late: Callable[[float], object]) -> None:
         """Add to the history, without end; tell `late` each second by how many seconds the loop is late."""
@@ -74,7 +82,7 @@ class Overview:
             },
             namespaces=sum(not namespace.trial for namespace in self._registry.all()),
             misses=counts.misses,
-            degraded={str(fault): count for fault, count in self._degraded().items()},
+            degraded={str(fault): count for fault, count in self.degraded.items()},
             remote=self._remote.stats() if self._remote else None,
             own={
                 ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)

@@ -7,16 +7,15 @@ import gc
 import logging
 import secrets
 from collections.abc import Sequence
-from typing import get_args
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.events import Action, Event
 from kvtcd.core.identity import Identity
-from kvtcd.core.messages import DiskState, Fault, Removed
+from kvtcd.core.messages import DiskState, Removed
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
-from kvtcd.engine import drift
+from kvtcd.engine import gauges
 from kvtcd.engine.blocks import Blocks
 from kvtcd.engine.changes import Changes
 from kvtcd.engine.driver import Driver
@@ -91,7 +90,7 @@ class Service:
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
         self.overview = Overview(
-            self.boot_id, driver, tenancy.registry, self._tally, degraded=lambda: self.degraded, remote=remote
+            self.boot_id, driver, tenancy.registry, self._tally, faults=lambda: tenancy.faults, remote=remote
         )
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._guests: list[Worker] = []
@@ -288,29 +287,12 @@ class Service:
         disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
         return "off" if disk is None else "full" if disk.withheld else "ok"
 
-    @property
-    def degraded(self) -> dict[Fault, int]:
-        """What is not as it should be while everything else is served, and how often."""
-        found: dict[Fault, int] = dict(self._tenancy.faults)
-        if self._remote and self._remote.away:
-            found["remote-away"] = 1
-        return found
-
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
-        for tier, shelf in self._driver.catalog.residents.shelves.items():
-            self.metrics.used.labels(tier).set(shelf.whole.used)
-            self.metrics.capacity.labels(tier).set(shelf.capacity)
-            self.metrics.tier_blocks.labels(tier).set(self._tally.total.blocks(tier))
-        if disk := self._driver.catalog.residents.shelves.get(Tier.DISK):
-            self.metrics.withheld.set(disk.withheld)
-        self.metrics.blocks.set(len(self._driver.catalog.residents.entries))
-        self.metrics.waiting.set(self._driver.waiting)
-        for lane in (*self._lanes, *self._guests):
-            self.metrics.queue.labels(lane.name).set(lane.pending)
         if self._remote:
             self._remote.show()
-        for fault in get_args(Fault):
-            self.metrics.degraded.labels(fault).set(self.degraded.get(fault, 0))
-        drift.show(self._registry.all(), self.metrics)
+        gauges.show(
+            self.metrics, self._driver, self._tally, [*self._lanes, *self._guests], self._registry.all(),
+            degraded=self.overview.degraded,
+        )  # fmt: skip
         return self.metrics.text()

@@ -15,7 +15,7 @@ from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.core.identity import TRIAL, Identity
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.messages import Fault
-from kvtcd.core.policy import CodecChoice, HostTier, Policy, Remote, governing
+from kvtcd.core.policy import CodecChoice, Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.chooser import Chooser
 from kvtcd.engine.driver import Driver
@@ -29,10 +29,6 @@ from kvtcd.engine.warmup import WARM_NAME, hottest, keys_of
 from kvtcd.engine.writer import Writer
 
 _log = logging.getLogger(__name__)
-_TRIAL = Policy(
-    name="trial", codec=CodecChoice("lossless"), host=HostTier(form="raw"), remote=Remote(write="none"),
-    flush="none",
-)  # fmt: skip
 TAKEN_IN = 500
 """Records that the index takes in before others have a turn."""
 
@@ -81,9 +77,8 @@ class Tenancy:
     @property
     def faults(self) -> Counter[Fault]:
         """What is wrong with environments of tenants, and how many."""
-        writers = [tenant.writer for tenant in self.registry.tenants.values() if tenant.writer]
-        found = Counter(self._faults.values())
-        found["out-of-use"] += sum(writer.environment.failed for writer in writers)
+        found, tenants = Counter(self._faults.values()), self.registry.tenants.values()
+        found["out-of-use"] = sum(each.writer.environment.failed for each in tenants if each.writer)
         return +found
 
     @property
@@ -299,6 +294,4 @@ def _note_hot(environment: Environment, keys: bytes) -> None:
 
 
 def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
-    if name == TRIAL:
-        return _TRIAL
     return governing(policies, namespace=name, engine=identity.engine, model=identity.model)

@@ -20,7 +20,7 @@ from kvtcd.tiers.state_files import (
     MASTER_KEY_BYTES,
     StateFiles,
     read_format,
-    require_safe,
+    refusal,
 )
 
 __all__ = ["FORMAT", "MASTER_KEY", "MASTER_KEY_BYTES", "StateDirectory", "at_rest"]
@@ -41,12 +41,11 @@ class StateDirectory(StateFiles):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.examine()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            why = f"cannot be created: {error.strerror}; create it for uid {os.geteuid()} alone (mode 0700)"
-            raise ConfigError(path, FIELD, f"{why}, or name another as daemon.state") from error
-        require_safe(path)
+            raise refusal(path, error.strerror) from error
         try:
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

@@ -69,11 +69,11 @@ class StateFiles:
             ConfigError: as there.
         """
         if not self.path.exists():
-            _require_writable(self.path, "created")
-            require_local(next(each for each in self.path.parents if each.exists()))
+            _require_writable(self.path)
+            _require_local(self.path)
             return False
-        require_safe(self.path)
-        _require_writable(self.path / "lock", "written")
+        _require_safe(self.path)
+        _require_writable(self.path / "lock")
         read_format(self.path)
         return _held(self.path)
 
@@ -157,7 +157,7 @@ class StateFiles:
         return self._tenants / tenant_hex
 
 
-def require_safe(path: Path) -> None:
+def _require_safe(path: Path) -> None:
     """Refuse a directory that is there and not safe to use.
 
     Raises:
@@ -165,17 +165,17 @@ def require_safe(path: Path) -> None:
     """
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
-        raise ConfigError(path, FIELD, "is no directory")
+        raise refusal(path, "something else is there")
     if status.st_uid != os.geteuid():
         raise ConfigError(path, FIELD, f"belongs to uid {status.st_uid}, this process is uid {os.geteuid()}")
     if mode := stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(path, FIELD, f"open to others (mode …{mode:02o}); chmod 700 it or choose another")
-    require_local(path)
+    _require_local(path)
 
 
-def require_local(path: Path) -> None:
+def _require_local(path: Path) -> None:
     """Refuse a file system that cannot hold an LMDB file; warn of one that forgets."""
-    kind = file_system(path)
+    kind = file_system(next(each for each in (path, *path.parents) if each.exists()))
     if kind in _REFUSED:
         raise ConfigError(path, FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk")
     if kind in _DOUBTFUL:
@@ -214,13 +214,19 @@ def read_format(path: Path) -> int | None:
     return int(text)
 
 
-def _require_writable(path: Path, what: str) -> None:
+def _require_writable(path: Path) -> None:
     """Refuse a path that this process could not create: the first folder above it that is there says so."""
     above = next(each for each in path.parents if each.exists() or each.is_symlink())
     if not above.is_dir():
-        raise ConfigError(path, FIELD, f"cannot be {what}: {above} is no directory")
+        raise refusal(path, f"{above} is no directory")
     if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(path, FIELD, f"cannot be {what}: uid {os.geteuid()} may not write to {above}")
+        raise refusal(path, f"uid {os.geteuid()} may not write to {above}")
+
+
+def refusal(path: Path, why: str | None) -> ConfigError:
+    """Return what is said where a state directory cannot be created or written to."""
+    what = f"cannot be created: {why}; create it for uid {os.geteuid()} alone (mode 0700)"
+    return ConfigError(path, FIELD, f"{what}, or name another as daemon.state")
 
 
 def _held(path: Path) -> bool:

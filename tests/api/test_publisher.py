@@ -14,7 +14,7 @@ from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, ToyService, block, soon, toy_service
 
 from kvtcd.api import publisher
-from kvtcd.api.publisher import Publication, Publisher
+from kvtcd.api.publisher import Endpoints, Publication, Publisher
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.notices import Notice, What
@@ -98,7 +98,7 @@ async def published(folder: Path, **rest: Any) -> AsyncIterator[tuple[ToyService
         async with toy_service(folder / "state", **rest) as toy:
             for tenant in (MINE, OTHER):
                 await toy.service.register(tenant, "n", IDENTITY)
-            async with Publisher(toy.service, router.what):
+            async with Publisher(toy.service, router.what, Endpoints(router.what)):
                 await router.joined(toy)
                 yield toy, router
     finally:
@@ -192,22 +192,22 @@ async def test_whoever_asks_in_another_way_is_not_answered(tmp_path: Path) -> No
 
 
 async def test_an_endpoint_that_cannot_be_bound_is_named(tmp_path: Path) -> None:
-    async with toy_service(tmp_path / "state") as toy:
+    async with toy_service(tmp_path / "state"):
         for place in ("out", "again"):
             folder = {"out": tmp_path, "again": tmp_path, place: tmp_path / "missing"}
             what = Publication(
                 f"ipc://{folder['out']}/out", f"ipc://{folder['again']}/again", "", MINE, as_int=True
             )
             with pytest.raises(OSError, match="No such file") as caught:
-                Publisher(toy.service, what)
+                Endpoints(what)
             assert caught.value.filename == f"ipc://{tmp_path}/missing/{place}"
 
 
 async def test_without_zeromq_it_is_said(tmp_path: Path, monkeypatch) -> None:
-    async with toy_service(tmp_path / "state") as toy:
+    async with toy_service(tmp_path / "state"):
         monkeypatch.setitem(sys.modules, "zmq.asyncio", None)
         with pytest.raises(ModuleNotFoundError):
-            Publisher(toy.service, Publication("ipc:///x", "", "", MINE, as_int=True))
+            Endpoints(Publication("ipc:///x", "", "", MINE, as_int=True))
 
 
 async def test_batches_that_are_kept_are_bounded(tmp_path: Path, monkeypatch) -> None:

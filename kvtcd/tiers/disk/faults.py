@@ -11,9 +11,11 @@ from pathlib import Path
 
 import lmdb
 
-from kvtcd.core.errors import StoreFailed, StoreFull
+from kvtcd.core.errors import StoreFailed, StoreFull, Unavailable
 
 DATA = "data.mdb"
+ENGINE = 0
+"""py-lmdb bundles LMDB 0.9 and 1.0, whose files differ; an environment variable changes its default."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Pages of the trees that a transaction may add beside the records themselves.
 _SLACK = 1 << 20
@@ -88,3 +90,17 @@ def data_bytes(path: Path) -> int:
         return (path / DATA).stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def require_hardened() -> None:
+    """Refuse an LMDB that a damaged file can crash.
+
+    Raises:
+        Unavailable: it is one.
+    """
+    version: tuple[int, ...] = lmdb.version(subpatch=True, lib_version=ENGINE)
+    if version[:2] != (0, 9) or len(version) < 4 or version[3] < 1:
+        raise Unavailable(
+            f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for "
+            "damaged files; reinstall the wheel with neither LMDB_FORCE_SYSTEM nor LMDB_PURE set"
+        )

@@ -18,8 +18,8 @@ from typing import TypeAlias
 import lmdb
 import numpy as np
 
-from kvtcd.core.errors import BadField, Corrupt, Truncated, Unavailable
-from kvtcd.tiers.disk.faults import Damaged, data_bytes, translated
+from kvtcd.core.errors import BadField, Corrupt, Truncated
+from kvtcd.tiers.disk.faults import ENGINE, Damaged, data_bytes, require_hardened, translated
 from kvtcd.tiers.disk.records import (
     KEY_BYTES,
     Bytes,
@@ -36,8 +36,6 @@ from kvtcd.tiers.disk.records import (
     unpack_header,
 )
 
-_ENGINE = 0
-"""py-lmdb bundles LMDB 0.9 and 1.0, whose files differ; an environment variable changes its default."""
 _MIN_MAP = 256 << 20
 _READERS = 256
 _LOCK, _LOCK_BYTES = "lock.mdb", (_READERS + 64) * 64
@@ -65,7 +63,7 @@ class Generation:
     """
 
     def __init__(self, path: Path, *, quota: int, create: bool = False, reading: bool = False) -> None:
-        _require_hardened()
+        require_hardened()
         self.path = path
         with ExitStack() as undo, translated("open", path):
             if not reading:
@@ -80,7 +78,7 @@ class Generation:
                 metasync=False,
                 max_readers=_READERS,
                 max_dbs=3,
-                lib_version=_ENGINE,
+                lib_version=ENGINE,
             )
             undo.callback(self._lmdb.close)
             self._meta = self._lmdb.open_db(b"meta", create=create)
@@ -276,15 +274,6 @@ def _footprint(key: bytes, header: memoryview) -> int:
         return footprint(*lengths(key, header))
     except Corrupt:
         return 0
-
-
-def _require_hardened() -> None:
-    version: tuple[int, ...] = lmdb.version(subpatch=True, lib_version=_ENGINE)
-    if version[:2] != (0, 9) or len(version) < 4 or version[3] < 1:
-        raise Unavailable(
-            f"lmdb {lmdb.__version__} runs LMDB {'.'.join(map(str, version))} without the bundled checks for "
-            "damaged files; reinstall the wheel with neither LMDB_FORCE_SYSTEM nor LMDB_PURE set"
-        )
 
 
 def _allocate(path: Path, nbytes: int) -> None:
