@@ -1,7 +1,7 @@
 """`kvtcd doctor`: is a daemon there, is it the one that is meant, and does every way into it work?
 
-It asks as any client does, by what a caller may know. Its blocks go into a namespace of its own, which stays,
-and are deleted in the end: a purge would write the whole store of the tenant anew.
+It asks as any client does, by what a caller may know. Its blocks go into a trial: a namespace that the daemon
+keeps in memory alone, lists and counts nowhere, and forgets in the end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +18,13 @@ from typing import Any, Literal
 from rich.console import Console
 
 from kvtcd import __version__, terminal
+from kvtcd.admin import degraded
 from kvtcd.client import BlockHead, Client
 from kvtcd.client.device import DevicePart
 from kvtcd.client.regions import Region
 from kvtcd.core.device_errors import NoDriver
 from kvtcd.core.errors import BadRequest, KvtcdError
-from kvtcd.core.identity import Identity
+from kvtcd.core.identity import TRIAL, Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, Layout, Stream
 from kvtcd.core.messages import NamespaceInfo
@@ -32,7 +34,6 @@ from kvtcd.terminal import Table
 
 State = Literal["ok", "note", "wrong"]
 _STYLE: dict[State, str] = {"ok": "green", "note": "yellow", "wrong": "red"}
-NAMESPACE = "kvtcd-doctor"
 _DOUBTS = {
     "refused": "objects there were no records of ours (see the log: who else writes to it?)",
     "failed": "blocks could not be asked for",
@@ -40,6 +41,8 @@ _DOUBTS = {
     "pending": "purges or deletes are still to be done there",
 }
 _BLOCKS = 8
+_PATIENCE_S, _PAUSE_S = 30.0, 0.1
+"""How long a shared store may take to answer, and between two questions."""
 _TOKENS = 256
 _LAYOUT = Layout((Stream("v", heads=8, head_dim=256, rope=False),), layers=4, dtype=Dtype.BF16)
 """4 MiB a block, of a stream without RoPE."""
@@ -104,11 +107,15 @@ def examine(client: Client) -> Iterator[Finding]:
         full = f"; its device is full and holds {less:.1f} GB less" if less else ""
         said = f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used{full}"
         yield Finding(f"tier {name}", "note" if full else "ok", said)
-    if remote := stats.get("remote"):
-        yield _remote(remote)
+    faults = {fault: count for fault, count in stats.get("degraded", {}).items() if fault != "remote-away"}
+    for line in degraded.said(faults):
+        yield Finding("degraded", "wrong", f"{line}; see the log, and KvtcdQuarantined in systemd/README.md")
     try:
-        yield from (_packed(one) for one in client.namespaces() if one.name != NAMESPACE)
-        yield from _ways(client)
+        yield from (_packed(one) for one in client.namespaces())
+        with _trial(client) as name:
+            if "remote" in stats:
+                yield _remote(_asked_remote(client, name))
+            yield from _ways(client, name)
     except KvtcdError as error:
         yield Finding("blocks", "wrong", str(error))
 
@@ -120,8 +127,22 @@ def _remote(figures: Mapping[str, Any]) -> Finding:
         f"{figures['written']:,} blocks written, {figures['queue_blocks']:,} wait",
     ]  # fmt: skip
     said += [f"{figures[name]:,} {text}" for name, text in _DOUBTS.items() if figures[name]]
-    doubtful = figures["breaker"] != "closed" or any(figures[name] for name in _DOUBTS)
-    return Finding("tier remote", "note" if doubtful else "ok", "; ".join(said))
+    if away := figures["breaker"] != "closed" or figures["failing"]:
+        said.insert(0, "it does not answer; the log says why")
+    doubtful = any(figures[name] for name in _DOUBTS)
+    return Finding("tier remote", "wrong" if away else "note" if doubtful else "ok", "; ".join(said))
+
+
+def _asked_remote(client: Client, name: str) -> Mapping[str, Any]:
+    """Have the daemon ask its shared store for something, and return how that was, once it is known."""
+    before, until = client.stats()["remote"], time.monotonic() + _PATIENCE_S
+    while True:
+        client.match(name, [EngineKey(secrets.token_bytes(16))])
+        now: Mapping[str, Any] = client.stats()["remote"]
+        known = now["answered"] > before["answered"] or now["breaker"] != "closed"
+        if known or time.monotonic() > until:
+            return now if known else {**now, "failing": max(1, now["failing"])}
+        time.sleep(_PAUSE_S)
 
 
 def _packed(namespace: NamespaceInfo) -> Finding:
@@ -143,14 +164,24 @@ def _packed(namespace: NamespaceInfo) -> Finding:
     )
 
 
-def _ways(client: Client) -> Iterator[Finding]:
-    """Store and fetch blocks by each way there is."""
+@contextmanager
+def _trial(client: Client) -> Iterator[str]:
+    """Yield the name of a namespace that leaves nothing; others may look at the same time."""
+    mark = secrets.token_hex(8)
     identity = Identity(
-        engine="kvtcd-doctor", hash_scheme="none", model="doctor", weights="00" * 32,
+        engine=TRIAL, hash_scheme="none", model=f"trial {mark}", weights="00" * 32,
         layout=_LAYOUT, rope=None, block_tokens=_TOKENS,
     )  # fmt: skip
+    name = client.register(f"{TRIAL}.{mark}", identity).name
+    try:
+        yield name
+    finally:
+        client.purge(name)
+
+
+def _ways(client: Client, name: str) -> Iterator[Finding]:
+    """Store and fetch blocks by each way there is."""
     nbytes = _LAYOUT.nbytes(_TOKENS)
-    name = client.register(NAMESPACE, identity).name
     memory = memoryview(bytearray(os.urandom(nbytes)))
     yield _way(client, name, "http", memory, memory.tobytes)
     with client.region(nbytes) as region:
@@ -191,7 +222,9 @@ def _way(
         result = client.put(name, BlockHead(key, _TOKENS, first_token=0), memory)
         stored = time.perf_counter()
         if result.outcome != "stored":
-            why = f"a block was not stored: {result.reason}; see the policy of {name!r}, and room on the disk"
+            why = (
+                f"a block of 4 MiB was not stored: {result.reason}; is there room for it in [host] capacity?"
+            )
             return Finding(f"by {way}", "note", why)
         client.fill(name, [key], [memory])
         given += time.perf_counter() - stored

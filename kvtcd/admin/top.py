@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvtcd import terminal
+from kvtcd.admin import degraded
 from kvtcd.admin.top_figures import PREFIXES, Answers, Figures, Held, figures
 from kvtcd.client import Client
 from kvtcd.core.errors import KvtcdError
@@ -89,13 +90,15 @@ def render(answers: Answers, shown: Figures) -> RenderableType:
 
 def _head(answers: Answers, shown: Figures) -> RenderableType:
     stats, recent = answers.stats, shown.recent
+    faults = "".join(f"\n{line}" for line in degraded.said(stats.get("degraded", {})))
     rate = recent.blocks / recent.seconds if recent.seconds else 0.0
-    return Text(
+    head = Text(
         f"kvtcd {answers.info.version}, up {_duration(stats['uptime_s'])}   {stats['blocks']:,} blocks   "
         f"moving {stats['moving']:,} (down {stats['demoting']:,})   waiting {stats['waiting']:,}\n"
         f"last {recent.seconds:.0f} s: {rate:,.1f} blocks read a second, {_share(recent.hit_ratio)} found\n"
         f"last hour: {spark(shown.hour, _WIDTH)}"
     )
+    return head.append(faults, style="red")
 
 
 def spark(values: Sequence[float | None], width: int) -> str:
@@ -110,20 +113,20 @@ def spark(values: Sequence[float | None], width: int) -> str:
 
 
 def _tiers(answers: Answers, shown: Figures) -> Table:
-    table = _table("tiers", "tier", "used", "of", "share", "blocks", "ratio", "hits")
+    table = _table("tiers", "tier", "used", "of", "share", "copies", "ratio", "hits")
     for held in shown.tiers:
         tier = answers.stats["tiers"][held.name]
         withheld = f" -{_bytes(tier['withheld'])}" if tier["withheld"] else ""
         share = _share(tier["used"] / tier["capacity"] if tier["capacity"] else None)
         table.add_row(
             held.name, _bytes(tier["used"]), _bytes(tier["capacity"]) + withheld, share,
-            f"{held.blocks:,}", _ratio(held.ratio), f"{held.hits:,}",
+            f"{held.copies:,}", _ratio(held.ratio), f"{held.hits:,}",
         )  # fmt: skip
     return table
 
 
 def _namespaces(answers: Answers, shown: Figures) -> Table:
-    table = _table("namespaces", "namespace", "codec", "KL", "blocks", "bytes", "ratio", "hits", "found")
+    table = _table("namespaces", "namespace", "codec", "KL", "copies", "bytes", "ratio", "hits", "found")
     known = {each.name: each for each in answers.namespaces}
     for held in shown.namespaces:
         said = known.get(held.name)
@@ -131,17 +134,17 @@ def _namespaces(answers: Answers, shown: Figures) -> Table:
         drifting = said and said.drift and said.drift.state == "drifting"
         codec = f"{said.codec} (unlike calibration)" if said and drifting else said.codec if said else ""
         table.add_row(
-            held.name, codec, "" if kl is None else f"{kl:.2g}", f"{held.blocks:,}",
+            held.name, codec, "" if kl is None else f"{kl:.2g}", f"{held.copies:,}",
             _bytes(held.bytes), _ratio(held.ratio), f"{held.hits:,}", _found(held),
         )  # fmt: skip
     return table
 
 
 def _holders(title: str, what: str, holders: Sequence[Held]) -> Table:
-    table = _table(title, what, "blocks", "bytes", "ratio", "hits", "found")
+    table = _table(title, what, "copies", "bytes", "ratio", "hits", "found")
     for held in holders:
         table.add_row(
-            held.name, f"{held.blocks:,}", _bytes(held.bytes), _ratio(held.ratio), f"{held.hits:,}",
+            held.name, f"{held.copies:,}", _bytes(held.bytes), _ratio(held.ratio), f"{held.hits:,}",
             _found(held),
         )  # fmt: skip
     return table

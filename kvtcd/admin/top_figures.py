@@ -61,10 +61,13 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Copies in one tier, one namespace or of one tenant, and what was read of them since the start."""
+    """Copies in one tier, one namespace or of one tenant, and what was read of them since the start.
+
+    A block that is raw and packed, or in two tiers, has two copies.
+    """
 
     name: str
-    blocks: int
+    copies: int
     bytes: int
     packed_bytes: int
     ratio: float | None

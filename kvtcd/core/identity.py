@@ -20,8 +20,7 @@ from kvtcd.core.message import Request
 
 NAMESPACE_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 TRIAL = "kvtcd-doctor"
-"""Name of the namespace in which the ways of a daemon are tried. Its blocks are in memory alone, and neither
-they nor it are listed, told of, recorded or counted; a restart forgets it."""
+"""Namespaces of this name, or of one that goes on behind a dot, are trials; see `is_trial`."""
 _TEXT = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,255}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _Text = Annotated[str, Pattern(_TEXT.pattern, "1 to 256 printable ASCII characters")]
@@ -176,3 +175,12 @@ class Identity(Request):
 def differing(a: Identity, b: Identity) -> tuple[str, ...]:
     """Name the fields in which two identities differ."""
     return tuple(f.name for f in fields(Identity) if getattr(a, f.name) != getattr(b, f.name))
+
+
+def is_trial(name: str) -> bool:
+    """Tell whether a namespace is there to try a daemon.
+
+    Its blocks are in memory alone; neither they nor it are listed, told of, recorded or counted. A restart
+    forgets it.
+    """
+    return name.partition(".")[0] == TRIAL

@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.drift import OnDrift
-from kvtcd.core.identity import TRIAL
+from kvtcd.core.identity import is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
 
@@ -194,6 +194,6 @@ _TRIAL = Policy(
 
 def governing(policies: tuple[Policy, ...], *, namespace: str, engine: str, model: str) -> Policy:
     """Return the first policy whose `match` fits; the last one fits everything but trials."""
-    if namespace == TRIAL:
+    if is_trial(namespace):
         return _TRIAL
     return next(p for p in policies if p.match.fits(namespace=namespace, engine=engine, model=model))

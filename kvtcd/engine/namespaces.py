@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvtcd.core.errors import BadField, Corrupt, IdentityConflict, UnknownNamespace
-from kvtcd.core.identity import TRIAL, Identity, differing
+from kvtcd.core.identity import Identity, differing, is_trial
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.layout import canonical_json
 from kvtcd.core.policy import Policy
@@ -55,8 +55,8 @@ class Namespace:
 
     @property
     def trial(self) -> bool:
-        """Whether it is there to try the daemon; see `TRIAL`."""
-        return self.name == TRIAL
+        """Whether it is there to try the daemon; see `is_trial`."""
+        return is_trial(self.name)
 
 
 class Registry:

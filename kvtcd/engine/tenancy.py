@@ -12,7 +12,7 @@ from functools import partial
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
-from kvtcd.core.identity import TRIAL, Identity
+from kvtcd.core.identity import Identity, is_trial
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.messages import Fault
 from kvtcd.core.policy import CodecChoice, Policy, governing
@@ -121,7 +121,7 @@ class Tenancy:
             return False
         self.registry.tenants[name] = Tenant(keys, writer, self._encrypt)
         for namespace, value in values.items():
-            if namespace == TRIAL:  # an earlier release kept it
+            if is_trial(namespace):  # an earlier release kept it
                 continue
             try:
                 identity, generation = restored(namespace, value)
@@ -155,16 +155,16 @@ class Tenancy:
         """
         async with self._changing:
             known = self.registry.tenants.get(tenant)
-            if known is None and name == TRIAL:
+            if known is None and is_trial(name):
                 self._add_guest(tenant)
-            elif known is None or (known.guest and name != TRIAL):
+            elif known is None or (known.guest and not is_trial(name)):
                 await self._add_tenant(tenant)
             held = self.registry.held(tenant, name, identity)
             if held is not None:
                 return held
             generation = time.time_ns() // 1_000_000
             writer = self.registry.tenants[tenant].writer
-            if writer is not None and name != TRIAL:
+            if writer is not None and not is_trial(name):
                 value = persisted(identity, generation)
                 await writer.exclusive(lambda environment: environment.put_namespace(name, value))
             return await self._add(tenant, name, identity, generation)
@@ -251,7 +251,7 @@ class Tenancy:
         """
         removed = await empty(self.registry.find(tenant, name), self.registry, self._driver)
         tag = self.registry.tenants[tenant].keys.tag.hex()
-        if name != TRIAL and self._faults.get(tag) == "set-aside":
+        if not is_trial(name) and self._faults.get(tag) == "set-aside":
             del self._faults[tag]  # what was set aside went with it
         return removed
 

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from support.fake_driver import Machine, Process
-from support.http import running
+from support.fake_store import FakeStore
+from support.faults import unreadable
+from support.http import TENANT_HEADER, by_header, running
+from support.toy import IDENTITY
 
 from kvtcd import cli
 from kvtcd.admin import doctor
 from kvtcd.admin.doctor import examine
 from kvtcd.client import Client
+from kvtcd.core.access import Caller, Scope
 from kvtcd.cuda.imports import Imports
 
 pytestmark = pytest.mark.asyncio
 
 
-async def findings(socket) -> dict[str, tuple[str, str]]:
+WHO = ["uid:1"]
+"""The tenant that whoever connects without a word is, on either socket."""
+
+
+def whoever() -> dict[str, object]:
+    def authenticate(request) -> Caller:
+        return by_header(request) if TENANT_HEADER in request.headers else peer(None)
+
+    def peer(_) -> Caller:
+        return Caller(WHO[0], frozenset(Scope) - {Scope.ADMIN})
+
+    return {"authenticate": authenticate, "identify_peer": peer, "host": 128 << 20}
+
+
+async def findings(socket, tenant: str = "uid:1") -> dict[str, tuple[str, str]]:
+    WHO[0] = tenant
+
     def ask() -> dict[str, tuple[str, str]]:
         with Client(socket) as client:
             return {one.what: (one.state, one.said) for one in examine(client)}
@@ -37,7 +59,7 @@ async def test_a_healthy_daemon_is_found_so_and_left_as_it_was(tmp_path):
         assert found["namespace demo"][1] == "packed by toy"
         assert daemon.blocks() == 0
         names = [namespace.name for namespace in daemon.toy.service._registry.all()]
-        assert names == ["demo", doctor.NAMESPACE]
+        assert names == ["demo"], "what it tried is gone"
         again = await findings(daemon.socket)
         assert again.keys() == found.keys(), "it can come again"
 
@@ -113,14 +135,93 @@ async def test_without_a_daemon_the_command_fails(tmp_path, capsys):
     assert "no daemon answers" in " ".join(capsys.readouterr().out.split())
 
 
-async def test_a_shared_store_that_is_away_or_full_of_foreign_things_is_noted() -> None:
-    names = ["queue_blocks", "written", "there", "dropped", "hits", "misses", "refused", "failed", "pending"]
+async def test_a_look_leaves_nothing_and_counts_nowhere(tmp_path):
+    state, trace = tmp_path / "s", tmp_path / "trace.jsonl"
+    async with running(**whoever(), state=state, record=trace) as daemon:
+        await daemon.register()
+        before = await figures(daemon), sorted(state.rglob("*"))
+        await findings(daemon.socket)
+        found = await findings(daemon.socket, "uid:77")
+        assert {said for said, _ in found.values()} == {"ok"}
+        assert (await figures(daemon), sorted(state.rglob("*"))) == before
+        assert daemon.toy.service._registry.tenants["uid:77"].guest
+        assert await daemon.toy.service.register("uid:77", "real", IDENTITY), "and then he comes to stay"
+        assert len([*(state / "tenants").iterdir()]) == 2
+        await findings(daemon.socket, "uid:77")
+        assert not daemon.toy.service._registry.tenants["uid:77"].guest
+    assert '"namespace"' not in trace.read_text()
+
+
+async def figures(daemon) -> dict[str, object]:
+    """Return all that is told of blocks and tenants."""
+    told: dict[str, object] = {}
+    for tenant in ("uid:0", "uid:1", "uid:77"):
+        for path in ("/v1/stats", "/v1/namespaces", "/v1/prefixes", "/v1/policies"):
+            async with daemon.request("GET", path, headers={TENANT_HEADER: tenant}) as answer:
+                told[f"{tenant} {path}"] = (await answer.json()) | {"uptime_s": None}
+    async with daemon.request("GET", "/v1/tenants", headers={TENANT_HEADER: "uid:0"}) as answer:
+        told["tenants"] = await answer.json()
+    async with daemon.request("GET", "/metrics") as answer:
+        counted = re.compile(
+            r"^kvtcd_(?!loop_lag|regions|region_bytes|lane|stage|oldest|.*_created)\S+ .*$", re.MULTILINE
+        )
+        told["metrics"] = counted.findall(await answer.text())
+    assert len(told["metrics"]) > 50
+    return told
+
+
+async def test_a_look_while_somebody_purges_is_not_kept_by_that(tmp_path):
+    async with running(state=tmp_path / "s") as daemon:
+        await daemon.register()
+        identity = replace(IDENTITY, model="trial")
+        service = daemon.toy.service
+        trial = await service.register("uid:1", "kvtcd-doctor.1", identity)
+        assert trial.trial
+        await service.purge("uid:1", "demo")
+        assert service.namespace("uid:1", "kvtcd-doctor.1") is trial
+    async with running(state=tmp_path / "s") as daemon:
+        assert daemon.toy.service._registry.all() == []
+
+
+async def test_a_tenant_that_is_left_out_or_whose_blocks_are_cold_is_told_so(tmp_path):
+    for fault in ("left-out", "set-aside"):
+        state = tmp_path / fault
+        async with running(**whoever(), state=state) as daemon:
+            await daemon.register()
+        (environment,) = (state / "tenants").iterdir()
+        if fault == "left-out":
+            unreadable(environment)
+        else:
+            next(environment.glob("*/data.mdb")).write_bytes(b"not a data file")
+        async with running(**whoever(), state=state) as daemon:
+            found = await findings(daemon.socket)
+            assert found["degraded"][0] == "wrong"
+            assert fault in found["degraded"][1]
+            assert "KvtcdQuarantined" in found["degraded"][1]
+            assert ("blocks" in found) == (fault == "left-out"), "who is refused is told so"
+            others = await findings(daemon.socket, "uid:2")
+            assert others["by http"][0] == "ok"
+
+
+async def test_a_shared_store_that_is_away_is_found_out_even_if_nobody_has_asked_it_yet(tmp_path) -> None:
+    for down in (False, True):
+        async with running(host=128 << 20, state=tmp_path / str(down), remote=FakeStore(down=down)) as daemon:
+            state, said = (await findings(daemon.socket))["tier remote"]
+            assert state == ("wrong" if down else "ok"), said
+            assert ("does not answer" in said) == down
+
+
+async def test_how_a_shared_store_is_said_to_be() -> None:
+    names = [
+        "queue_blocks", "written", "there", "dropped", "hits", "misses", "refused", "failed", "pending",
+        "answered", "failing",
+    ]  # fmt: skip
     quiet = {"breaker": "closed"} | dict.fromkeys(names, 0)
     well = doctor._remote(quiet | {"hits": 12})
     away = doctor._remote(quiet | {"breaker": "open", "pending": 1})
     planted = doctor._remote(quiet | {"refused": 3})
 
-    assert (well.state, away.state, planted.state) == ("ok", "note", "note")
+    assert (well.state, away.state, planted.state) == ("ok", "wrong", "note")
     assert "12 hits" in well.said
     assert "breaker open" in away.said
     assert "1 purges or deletes are still to be done there" in away.said

@@ -51,8 +51,8 @@ async def test_figures_are_those_of_the_traffic() -> None:
         shown = figures(answers)
         tiers = {held.name: held for held in shown.tiers}
         assert (shown.recent.blocks, shown.recent.hits, shown.recent.hit_ratio) == (4, 3, 0.75)
-        assert (tiers["host"].blocks, tiers["host"].bytes, tiers["host"].hits) == (3, 3 * BLOCK_BYTES, 3)
-        assert tiers["disk"].blocks == 3
+        assert (tiers["host"].copies, tiers["host"].bytes, tiers["host"].hits) == (3, 3 * BLOCK_BYTES, 3)
+        assert tiers["disk"].copies == 3
         assert tiers["disk"].ratio == pytest.approx(3 * BLOCK_BYTES / tiers["disk"].packed_bytes)
         (own,) = shown.namespaces
         assert (own.name, own.hits, own.misses) == ("docs", 3, 1)

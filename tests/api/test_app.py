@@ -67,7 +67,7 @@ async def test_info_probes_stats_and_metrics():
             async with daemon.request("GET", "/readyz") as answer:
                 assert answer.status == status
                 if status == 200:
-                    assert await answer.json() == {"status": "ready", "disk": "ok"}
+                    assert await answer.json() == {"status": "ready", "disk": "ok", "degraded": []}
             async with daemon.request("GET", "/healthz") as answer:
                 assert answer.status == 200
 
@@ -76,7 +76,10 @@ async def test_a_full_disk_is_ready_and_said_to_be_full(monkeypatch):
     async with running() as daemon:
         monkeypatch.setattr("kvtcd.core.shelf.Shelf.withheld", 5 << 20)
         async with daemon.request("GET", "/readyz") as answer:
-            assert (answer.status, await answer.json()) == (200, {"status": "ready", "disk": "full"})
+            assert (answer.status, await answer.json()) == (
+                200,
+                {"status": "ready", "disk": "full", "degraded": []},
+            )
         async with daemon.request("GET", "/metrics") as answer:
             told = text_string_to_metric_families(await answer.text())
             assert [f.samples[0].value for f in told if f.name == "kvtcd_disk_withheld_bytes"] == [5 << 20]

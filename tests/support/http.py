@@ -131,12 +131,13 @@ async def running(
     traced: Middleware | None = None,
     devices: Imports | None = None,
     identify_peer: Callable[[Any], Caller] = lambda _: Caller("uid:1", frozenset({Scope.DATA})),
+    state: Path | None = None,
     **toy: Any,
 ) -> AsyncIterator[Daemon]:
-    """Run a daemon. Nothing may be held for anybody at the end."""
+    """Run a daemon, on a state directory that stays or on one of its own. At the end, nothing may be held."""
     folder = Path(tempfile.mkdtemp(prefix="kvtcd-"))  # short: a socket's path has at most 107 bytes
     try:
-        async with toy_service(folder / "state", **toy) as built:
+        async with toy_service(state or folder / "state", **toy) as built:
 
             async def reload() -> None:
                 await built.service.reload(load())

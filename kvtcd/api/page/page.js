@@ -106,6 +106,7 @@ async function follow(known, daemon, news, signal) {
       if (signal.aborted) return;
       at("figures").hidden = false;
       view.who(info, stats);
+      view.degraded(stats.degraded);
       view.tiers(stats);
       view.hour(view.withNow(past, stats));
       view.namespaces(namespaces, stats, policies);

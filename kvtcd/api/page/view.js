@@ -28,6 +28,21 @@ export function who(info, stats) {
   show(at("who"), `${info.version}, up for ${duration(stats.uptime_s)}, seen as ${info.tenant}`);
 }
 
+const FAULTS = {
+  "left-out": "tenants are refused, since their disk environment could not be opened at the start",
+  "set-aside": "damaged disk environments were set aside at the start, and what they held is cold",
+  "out-of-use": "disk environments failed, and are out of use until the next start",
+  "remote-away": "the store that is shared with other daemons does not answer",
+};
+
+/** Show what is wrong while all else is served; the element is hidden while nothing is. */
+export function degraded(faults) {
+  const lines = Object.entries(faults ?? {}).map(([fault, times]) => `${FAULTS[fault] ?? fault} (${times})`);
+  at("degraded").hidden = lines.length === 0;
+  const text = lines.length === 0 ? "" : `Degraded: ${lines.join("; ")}.`;
+  if (at("degraded").textContent !== text) at("degraded").textContent = text;
+}
+
 export function updated(date) {
   show(at("updated"), `Figures of ${clock(date)}.`);
 }
@@ -184,7 +199,7 @@ export function tenants(found) {
       each.tenant, count(each.namespaces.length),
       ...names.map((name) => {
         const held = places([each.tiers[name]]);
-        return [count(sum(held, (place) => place.blocks)), " blocks, ", bytes(sum(held, (place) => place.bytes))];
+        return [count(sum(held, (place) => place.blocks)), " copies, ", bytes(sum(held, (place) => place.bytes))];
       }),
       count(hits(each.tiers)), count(each.misses),
     ]),

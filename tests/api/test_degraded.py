@@ -1,0 +1,118 @@
+"""What is wrong with some tenants, or with a shared store, is named, and all else is served."""
+
+from __future__ import annotations
+
+import re
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+from support.fake_store import FakeStore
+from support.faults import unreadable
+from support.http import NS, TENANT_HEADER, running, until
+from support.toy import BLOCK_TOKENS, IDENTITY, block
+
+from kvtcd.admin.degraded import WORDS
+from kvtcd.api import page
+from kvtcd.core.messages import Fault
+from kvtcd.core.remote.breaker import FAILURES
+from kvtcd.tiers.disk.faults import DATA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.asyncio
+OCTETS = {"Content-Type": "application/octet-stream"}
+
+
+@asynccontextmanager
+async def stored(state: Path, *tenants: str):
+    """Run a daemon in which some tenants have stored a block, and leave that on disk."""
+    async with running(state=state) as daemon:
+        for tenant in tenants:
+            await daemon.register(**{TENANT_HEADER: tenant})
+            path = f"{NS}/blocks/ab?tokens={BLOCK_TOKENS}&first_token=0"
+            headers = OCTETS | {TENANT_HEADER: tenant, "Prefer": "durable"}
+            async with daemon.request("PUT", path, data=block(1), headers=headers) as answer:
+                assert answer.status == 201
+        yield {tenant: daemon.toy.service._registry.tenants[tenant].keys.tag.hex() for tenant in tenants}
+
+
+async def told(daemon, tenant: str = "uid:1") -> tuple[list[str], dict[str, int], dict[str, float]]:
+    """Return what is degraded by the probe, the figures and the metrics."""
+    async with daemon.request("GET", "/readyz") as answer:
+        assert answer.status == 200
+        probe = (await answer.json())["degraded"]
+    async with daemon.request("GET", "/v1/stats", headers={TENANT_HEADER: tenant}) as answer:
+        figures = (await answer.json())["degraded"]
+    async with daemon.request("GET", "/metrics") as answer:
+        lines = re.findall(r'^kvtcd_degraded\{what="(.*)"\} (.*)$', await answer.text(), re.MULTILINE)
+    assert {what for what, _ in lines} == set(get_args(Fault)), "all are there before anything is wrong"
+    return probe, figures, {what: float(value) for what, value in lines if float(value)}
+
+
+async def register(daemon, tenant: str) -> int:
+    headers = {TENANT_HEADER: tenant}
+    async with daemon.request("PUT", NS, json=IDENTITY.to_json(), headers=headers) as answer:
+        return answer.status
+
+
+async def test_a_daemon_without_faults_names_none() -> None:
+    async with running() as daemon:
+        assert await told(daemon) == ([], {}, {})
+
+
+async def test_a_tenant_that_is_left_out_is_named_and_refused_and_the_others_are_served(tmp_path) -> None:
+    async with stored(tmp_path / "s", "uid:1", "uid:2") as tags:
+        pass
+    unreadable(tmp_path / "s" / "tenants" / tags["uid:2"])
+    async with running(state=tmp_path / "s") as daemon:
+        assert await told(daemon) == (["left-out"], {"left-out": 1}, {"left-out": 1.0})
+        assert await register(daemon, "uid:1") == 200
+        assert await register(daemon, "uid:2") == 500
+
+
+async def test_what_was_set_aside_is_named_until_its_tenant_purges(tmp_path) -> None:
+    async with stored(tmp_path / "s", "uid:1", "uid:2") as tags:
+        pass
+    (data,) = (tmp_path / "s" / "tenants" / tags["uid:2"]).glob(f"*/{DATA}")
+    data.write_bytes(b"not a data file")
+    async with running(state=tmp_path / "s") as daemon:
+        assert await told(daemon) == (["set-aside"], {"set-aside": 1}, {"set-aside": 1.0})
+        assert await register(daemon, "uid:2") == 200
+        assert (await told(daemon))[0] == ["set-aside"], "what lay there is cold"
+        async with daemon.request("DELETE", NS, headers={TENANT_HEADER: "uid:2"}) as answer:
+            assert answer.status == 200
+        assert await told(daemon) == ([], {}, {})
+        assert not [*data.parents[1].glob("*.bad-*")]
+
+
+async def test_an_environment_that_fails_while_it_is_used_is_named(tmp_path) -> None:
+    async with running(state=tmp_path / "s") as daemon:
+        await daemon.register()
+        daemon.toy.service._registry.tenants["uid:1"].writer.environment.failed = True
+        assert (await told(daemon))[0] == ["out-of-use"]
+
+
+async def test_a_shared_store_that_is_away_is_named_until_it_is_back(tmp_path) -> None:
+    store = FakeStore(down=True)
+    async with running(state=tmp_path / "s", remote=store) as daemon:
+        await daemon.register()
+        body = {"keys": ["ab"]}
+
+        async def asked() -> None:
+            async with daemon.request("POST", f"{NS}/match", json=body) as answer:
+                assert answer.status == 200
+
+        for _ in range(FAILURES):
+            await asked()
+        await until(lambda: daemon.toy.service.overview.degraded)
+        assert await told(daemon) == (["remote-away"], {"remote-away": 1}, {"remote-away": 1.0})
+        async with daemon.request("GET", "/metrics") as answer:
+            assert 'kvtcd_remote_breaker{state="closed"} 0.0' in await answer.text()
+
+
+async def test_each_fault_has_words_and_a_paragraph() -> None:
+    assert set(WORDS) == set(get_args(Fault))
+    view = page.FILES["/page/view.js"].body.decode()
+    assert all(f'"{fault}"' in view for fault in get_args(Fault))
