@@ -1,4 +1,4 @@
-"""What the blocks of a namespace are packed with: chosen when it comes, and anew when policies or profiles do."""
+"""What blocks of a namespace are packed with: chosen when it comes, and anew when policies or profiles do."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Chooser:
         self._codecs, self._lane, self._metrics = codecs, lane, metrics
 
     async def first(self, tenant: str, name: str, identity: Identity, policy: Policy) -> Codec:
-        """Return the codec that a policy gives a namespace; if that is not as it asks, it is said and counted."""
+        """Return the codec that a policy gives a namespace; if it is not as that asks, say and count it."""
         codec = await self._lane.run(self._codecs, identity, policy.codec)
         if codec.reason:
             self._metrics.unprofiled.inc()

@@ -15,7 +15,7 @@ from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.core.identity import Identity, is_trial
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.core.messages import Fault
-from kvtcd.core.policy import CodecChoice, Policy, governing
+from kvtcd.core.policy import Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.chooser import Chooser
 from kvtcd.engine.driver import Driver

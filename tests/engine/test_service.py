@@ -224,15 +224,15 @@ async def test_a_namespace_that_is_purged_during_a_reload_is_not_governed_again(
 ) -> None:
     async with toy_service(tmp_path) as toy:
         ns = await toy.service.register(TENANT, "n", IDENTITY)
-        tenancy, begun, go_on = toy.service._tenancy, asyncio.Event(), asyncio.Event()
-        codec = tenancy._codec
+        chooser, begun, go_on = toy.service._tenancy._chooser, asyncio.Event(), asyncio.Event()
+        codec = chooser.first
 
         async def slow(*args):
             begun.set()
             await go_on.wait()
             return await codec(*args)
 
-        monkeypatch.setattr(tenancy, "_codec", slow)
+        monkeypatch.setattr(chooser, "first", slow)
         reloading = asyncio.create_task(toy.service.reload((Policy("x", codec=CodecChoice("lossless")),)))
         await begun.wait()
         await toy.service.purge(TENANT, "n")
