@@ -46,8 +46,10 @@ soak: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES))
 
 # The nightly preset: 50,000 requests made up from the OpenAPI document, and 5,000 examples a test of formats and files; random.
+# It takes hours; FUZZ names files or tests for a part of it. No test is ended for taking long.
+FUZZ := tests/api/test_schema.py tests/core tests/codec/test_golden.py tests/codec/test_profile.py tests/test_readers.py
 fuzz: $(VENV)/.installed
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest tests/api/test_schema.py tests/core tests/codec/test_golden.py tests/codec/test_profile.py tests/test_readers.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout=0 $(FUZZ)
 
 # A daemon with the configuration of ./config.toml, or the example's defaults under ./.cache.
 serve: $(VENV)/.installed

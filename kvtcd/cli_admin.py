@@ -48,19 +48,27 @@ def doctor(
 
 @app.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A state directory, a tenant's in it, or a file with a blob.")],
+    path: Annotated[
+        Path, typer.Argument(help="A state directory, a tenant's in it, an export, or a file with a blob.")
+    ],
     *,
     records: Annotated[int, typer.Option(min=0, help="List so many records of each tenant.")] = 0,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every blob and compare it with its MAC and checksums.")
     ] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="File of the key of an export: then all of it is read and compared.")
+    ] = None,
     json: JsonOption = None,
 ) -> None:
     """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
     if path.is_file():
-        from kvtcd.admin import blob_view  # noqa: PLC0415 - rich
+        from kvtcd.admin import blob_view, export_view  # noqa: PLC0415 - rich, lmdb
 
-        blob_view.command(path, json=json)
+        if export_view.is_export(path):
+            export_view.command(path, key=key, json=json)
+        else:
+            blob_view.command(path, json=json)
         return
     from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
 

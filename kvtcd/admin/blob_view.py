@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvtcd import terminal
+from kvtcd.admin.export_file import named
 from kvtcd.core.blob import ALL_STREAMS, BasisId, Blob, Section, parse
 from kvtcd.core.errors import ConfigError
 from kvtcd.terminal import Table
@@ -34,15 +35,12 @@ def command(file: Path, *, json: Path | None) -> None:
         Corrupt: it is no blob, or damaged.
         ConfigError: it cannot be read, or is something else.
     """
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
     if file.suffix == ".safetensors":
         raise ConfigError(file, "", "is a profile; `kvtcd profile show` shows those")
-    blob = parse(memoryview(data))
-    for section in blob.sections:
-        blob.payload(section)
+    with named(file):
+        blob = parse(memoryview(file.read_bytes()))
+        for section in blob.sections:
+            blob.payload(section)
     rows = [_row(section) for section in blob.sections]
     _show(terminal.console(), blob, rows)
     if json:

@@ -15,40 +15,24 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress
-
 from kvtcd import terminal
+from kvtcd.admin.export_file import messages, survey
 from kvtcd.admin.key_files import read_key
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.config import Config, show_bytes, tenant_name
 from kvtcd.core import archive, cipher
 from kvtcd.core import record as records
-from kvtcd.core.archive_messages import Block, Message, Namespace, ProfileHead
-from kvtcd.core.errors import ConfigError, Corrupt, IdentityConflict, StoreFull
+from kvtcd.core.archive_messages import Block, Namespace, ProfileHead
+from kvtcd.core.errors import AlreadyRunning, ConfigError, Corrupt, IdentityConflict, StoreFull
 from kvtcd.core.identity import NAMESPACE_NAME, differing
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.engine.namespaces import TENANT_NAME, persisted, restored
-from kvtcd.engine.steps import formed
 from kvtcd.tiers import durable
-from kvtcd.tiers.disk import Environment, Put, at_rest, footprint
+from kvtcd.tiers.disk import Environment, Put, at_rest
 from kvtcd.tiers.state import StateDirectory
+from kvtcd.tiers.state_files import StateFiles
 
 _BATCH_BYTES = 32 << 20
-
-
-@dataclass(slots=True)
-class Survey:
-    """What a file holds that is intact from its first to its last byte.
-
-    Attributes:
-        namespace: whose blocks these are.
-        blocks: so many.
-        nbytes: that they will take on disk.
-    """
-
-    namespace: Namespace
-    blocks: int = 0
-    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -67,7 +51,7 @@ def command(
 
     Args:
         file: that `kvtcd export` wrote.
-        config: that of the daemon, which must not run.
+        config: that of the daemon, which must not run; its state directory is made as it would.
         key: file of the key that it was written with.
         tenant: whose blocks they become; None: of the same name as before.
         name: of the namespace; None: as before.
@@ -83,23 +67,25 @@ def command(
     console, secret = terminal.console(), read_key(key)
     if not config.disk.capacity:
         raise config.fault("disk.capacity", "is 0: there is no disk tier to import into")
-    with closing(StateDirectory.existing(config.daemon.state)) as state:
-        root = state.master_key(None if master is None else read_key(master))
-        with terminal.progress(console, transient=True) as progress:
-            found = survey(_messages(file, secret, progress, "checking"))
+    if StateFiles(config.daemon.state).examine():  # before so much is read
+        raise AlreadyRunning(config.daemon.state)
+    with terminal.progress(console, transient=True) as progress:
+        found = survey(file, secret, progress, "checking")
+        owner, called = _named(tenant or found.namespace.tenant, name or found.namespace.name)
+        with closing(StateDirectory(config.daemon.state)) as state:
+            root = state.master_key(None if master is None else read_key(master))
             _require_room(state, config, found.nbytes)
-            owner, called = _named(tenant or found.namespace.tenant, name or found.namespace.name)
             keys = TenantKeys.derive(root, owner)
             path = state.tenant(keys.tag.hex())
             with closing(Environment(path, quota=config.disk.capacity)) as environment:
                 target = _Target(environment, keys, called, encrypt=config.disk.encrypt)
                 target.register(found.namespace)
-                messages = _messages(file, secret, progress, "storing")
-                for message in messages:
+                said = messages(file, secret, progress, "storing")
+                for message in said:
                     if isinstance(message, Block):
                         target.put(message)
                     elif isinstance(message, ProfileHead):
-                        _keep(message, archive.parts(message, messages), config.codec.profiles)
+                        _keep(message, archive.parts(message, said), config.codec.profiles)
                 target.flush()
     done = target.done
     console.print(
@@ -107,39 +93,6 @@ def command(
         + (f"; {done.present:,} were there already" if done.present else "")
         + (f"; {done.expired:,} had expired" if done.expired else "")
     )
-
-
-def _messages(file: Path, secret: bytes, progress: Progress, what: str) -> Iterator[Message]:
-    """Yield what a file says.
-
-    Raises:
-        ConfigError: it cannot be read.
-        Corrupt: it is not what was written.
-    """
-    try:
-        with progress.open(file, "rb", description=what) as opened:
-            yield from archive.read(secret, opened.read)
-    except OSError as error:
-        raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
-
-
-def survey(messages: Iterator[Message]) -> Survey:
-    """Look at all that a file says, the form and the checksums of every blob included.
-
-    Raises:
-        Corrupt: a blob is not what was said of it.
-    """
-    first = next(messages)
-    assert isinstance(first, Namespace), "`read` yields it first"
-    found, layout = Survey(first), first.identity.layout
-    for message in messages:
-        if isinstance(message, Block):
-            blob = formed(message.blob, message.tokens, message.raw_bytes, layout)
-            for section in blob.sections:
-                blob.payload(section)
-            found.blocks += 1
-            found.nbytes += footprint(records.MAX_ENVELOPE_BYTES, len(message.blob) + cipher.TAG_BYTES)
-    return found
 
 
 def _named(tenant: str, name: str) -> tuple[str, str]:

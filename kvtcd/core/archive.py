@@ -40,6 +40,7 @@ MAX_FRAME = (256 << 20) + (64 << 10)
 PART_BYTES = 8 << 20
 """Bytes of a profile in one frame."""
 _HEADER = struct.Struct("<4sH2x32s32s")
+HEADER_BYTES = _HEADER.size
 _PREFIX = struct.Struct("<IB")
 _WHAT = "export"
 
@@ -142,18 +143,28 @@ def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")
 
 
-def _opened(key: bytes, header: bytes) -> AESGCM:
-    if len(header) < _HEADER.size:
-        raise Truncated(_WHAT, f"{len(header)} bytes; its header has {_HEADER.size}")
-    magic, version, salt, check = _HEADER.unpack(header)
+def header(data: bytes) -> tuple[int, bytes]:
+    """Return version and salt of a file, as its first `HEADER_BYTES` say; its key alone says if that is true.
+
+    Raises:
+        Corrupt: they are no header, or that of another release.
+    """
+    if len(data) < _HEADER.size:
+        raise Truncated(_WHAT, f"{len(data)} bytes; its header has {_HEADER.size}")
+    magic, version, salt, _ = _HEADER.unpack(data)
     if magic != MAGIC:
         raise BadMagic(
             _WHAT, f"begins with {magic.hex()}, not {MAGIC.hex()}; it is no file of `kvtcd export`"
         )
     if version != VERSION:
         raise BadVersion(_WHAT, f"version {version}; this release reads {VERSION}")
+    return version, salt
+
+
+def _opened(key: bytes, head: bytes) -> AESGCM:
+    version, salt = header(head)
     cipher, right = _keys(key, salt)
-    if header != _HEADER.pack(magic, version, salt, check) or not hmac.compare_digest(check, right):
+    if not hmac.compare_digest(head, _HEADER.pack(MAGIC, version, salt, right)):
         raise BadChecksum(_WHAT, "this is not the key that it was written with, or its header was changed")
     return cipher
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 import time
 from dataclasses import replace
@@ -242,8 +243,8 @@ def test_what_changes_between_the_two_readings_is_found_all_the_same(tmp_path, s
     exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)
     survey = imports.survey
 
-    def cut(messages):
-        found = survey(messages)
+    def cut(*args):
+        found = survey(*args)
         file.write_bytes(file.read_bytes()[:-40])
         return found
 
@@ -382,3 +383,60 @@ def test_by_the_command_line_with_the_daemons_own_configuration(tmp_path, secret
     )
     assert second.exit_code == 0, second.output
     check(tmp_path / "b", name="books")
+
+
+def test_an_import_makes_the_state_directory_as_a_daemon_would(tmp_path, secret) -> None:
+    filled(tmp_path / "a")
+    exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)
+    imported(file, tmp_path / "new" / "b", secret)
+    check(tmp_path / "new" / "b")
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "new" / "b").rglob("*")}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    (tmp_path / "open").mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="open to others"):
+        imported(file, tmp_path / "open", secret)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(Truncated):
+        imported(file, tmp_path / "c", secret)
+    assert not (tmp_path / "c").exists(), "of a file that is not whole, nothing is made"
+
+
+@pytest.mark.parametrize("where", [0.0, 0.02, 0.5, 0.999])
+def test_errors_of_an_export_name_the_file(tmp_path, secret, where) -> None:
+    filled(tmp_path / "a")
+    exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)
+    content = bytearray(file.read_bytes())
+    content[int(where * len(content))] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(Corrupt, match=str(file)):
+        imported(file, tmp_path / "b", secret)
+
+
+def test_inspect_shows_an_export_with_its_key_and_its_header_without(tmp_path, secret, capsys) -> None:
+    filled(tmp_path / "a")
+    exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)
+    capsys.readouterr()
+    shown = CliRunner().invoke(app, ["inspect", str(file)])
+    assert shown.exit_code == 0, shown.exception
+    assert "version 1" in shown.output
+    assert "uid:1" not in shown.output
+    assert "--key FILE" in shown.output
+    out = tmp_path / "figures.json"
+    whole = CliRunner().invoke(app, ["inspect", str(file), "--key", str(secret), "--json", str(out)])
+    assert whole.exit_code == 0, whole.exception
+    rows = json.loads(out.read_text())["export"]
+    assert (rows["namespace"], rows["tenant"], rows["blocks"]) == ("docs", "uid:1", CHAIN + 1)
+    assert rows["raw_bytes"] == (CHAIN + 1) * BLOCK_BYTES
+    assert "every frame" in whole.output
+    file.write_bytes(file.read_bytes()[:-3])
+    cut = CliRunner().invoke(app, ["inspect", str(file), "--key", str(secret)])
+    assert isinstance(cut.exception, Truncated)
+    assert str(file) in str(cut.exception)
+
+
+def test_a_blob_that_is_none_is_named(tmp_path) -> None:
+    (tmp_path / "junk").write_bytes(bytes(500))
+    answer = CliRunner().invoke(app, ["inspect", str(tmp_path / "junk")])
+    assert isinstance(answer.exception, Corrupt)
+    assert str(tmp_path / "junk") in str(answer.exception)

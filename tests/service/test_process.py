@@ -21,6 +21,7 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY
 
 from kvtcd import serve
 from kvtcd.client import BlockHead, Client
+from kvtcd.config.daemon import Tcp
 from kvtcd.core.access import digest, new_token
 from kvtcd.core.errors import KvtcdError, ServerError, Stopping, Unavailable
 from kvtcd.core.keys import EngineKey
@@ -130,6 +131,28 @@ def test_a_hangup_is_answered_by_reloading_and_ready_whether_the_files_are_right
             ready = running.until("READY=1")
             assert ready[1].startswith("STATUS=" + status)
         assert running.stop() == 0
+
+
+def test_a_hangup_says_what_holds_from_now_on_of_tokens_and_certificate(tmp_path) -> None:
+    certificate, private = Authority(tmp_path).issue("localhost")
+    tokens = tmp_path / "tokens.toml"
+    entry = '[[token]]\nsha256 = "{}"\ntenant = "t"\n'
+    tokens.write_text(entry.format("a" * 64))
+    tcp = Tcp(
+        listen=f"127.0.0.1:{free_port()}", tokens=tokens, certificate=str(certificate), key=str(private)
+    )
+    daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p", tcp=tcp)
+    with supervised(daemon) as running:
+        running.until("READY=1")
+        tokens.write_text(entry.format("a" * 64) + entry.format("b" * 64))
+        running.signal(signal.SIGHUP)
+        running.until("RELOADING=1")
+        running.until("READY=1")
+        assert running.stop() == 0
+    log = running.log.read_text()
+    assert "tokens in effect: 2" in log
+    assert "the certificate in effect ends on 20" in log
+    assert "policies in effect: balanced" in log
 
 
 def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_the_socket(daemon) -> None:
