@@ -33,6 +33,7 @@ from kvtcd.cli_options import (
     ThreadsOption,
     TokenBytesOption,
     TraceOption,
+    input_option,
 )
 from kvtcd.core.errors import (
     AlreadyRunning,
@@ -129,7 +130,7 @@ def policy_check(file: Annotated[Path, typer.Argument(help="A policy file.")]) -
 def policy_simulate(
     *,
     trace: TraceOption,
-    policy: Annotated[list[Path], typer.Option(help="A policy file, several allowed.")],
+    policy: Annotated[list[Path], input_option("--policy", help="A policy file, several allowed.")],
     budget: Annotated[
         list[str], typer.Option(help="Room for raw blocks, 3000blocks or 64GiB, several allowed.")
     ],
@@ -156,7 +157,7 @@ def calibrate(
     model: ModelOption,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="Text or JSONL file, several allowed; without any, the built-in mix."),
+        input_option("--text", help="Text or JSONL file, several allowed; without any, the built-in mix."),
     ] = None,
     tokens: Annotated[int, typer.Option(min=CALIBRATION_TOKENS, help="Tokens to calibrate on.")] = 65_536,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
@@ -201,7 +202,7 @@ def calibrate(
 @app.command()
 def plan(
     *,
-    profile: Annotated[Path | None, typer.Option(help="The model's profile.")] = None,
+    profile: Annotated[Path | None, input_option("--profile", help="The model's profile.")] = None,
     bytes_per_token: TokenBytesOption = None,
     ratio: Annotated[
         float | None,
@@ -236,7 +237,9 @@ def plan(
 def demo(
     *,
     model: ModelOption = "smollm2",
-    document: Annotated[Path | None, typer.Option(help="A text to read; default: a built-in one.")] = None,
+    document: Annotated[
+        Path | None, input_option("--document", help="A text to read; default: a built-in one.")
+    ] = None,
     tokens: Annotated[int | None, typer.Option(min=256, help="Read only so many tokens of it.")] = None,
     profile: ProfileOption = None,
     codec: CodecOption = "kvtc2:16",

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from kvtcd.cli_options import MODEL, CodecOption, JsonOption, PlotOption, ThreadsOption, output_option
+from kvtcd.cli_options import (
+    MODEL,
+    CodecOption,
+    JsonOption,
+    PlotOption,
+    ThreadsOption,
+    input_option,
+    output_option,
+)
 
 app = typer.Typer(help="Measurements on this machine.", no_args_is_help=True)
 
@@ -112,7 +120,7 @@ def ttft(
         typer.Option(min=256, help="Lengths of prompts, several allowed; default: 512, 1024, 2048, 4096."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="What prompts are made of; default: a built-in text.")
+        Path | None, input_option("--text", help="What prompts are made of; default: a built-in text.")
     ] = None,
     profiles: Annotated[
         Path | None, typer.Option(help="Folder of profiles; default: calibrated once and cached.")

@@ -20,6 +20,7 @@ from kvtcd.cli_options import (
     TextsOption,
     ThreadsOption,
     WindowsOption,
+    input_option,
     output_option,
 )
 
@@ -61,7 +62,9 @@ def eviction(
     ],
     model: ModelOption,
     method: Annotated[list[str], typer.Option("--method", help="h2o:RATIO or tova:RATIO, several allowed.")],
-    text: Annotated[list[Path], typer.Option(help="The texts of those figures, in the same order.")],
+    text: Annotated[
+        list[Path], input_option("--text", help="The texts of those figures, in the same order.")
+    ],
     python: Annotated[
         Path, typer.Option(envvar="KVTCD_RIVALS", help="Interpreter of an environment with kvpress.")
     ],
@@ -153,7 +156,7 @@ def tasks(
         Path | None, typer.Option(envvar="KVTCD_DATA", help="Folder of the files of published sets.")
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A set of your own, JSONL: context, question, answers.")
+        Path | None, input_option("--file", help="A set of your own, JSONL: context, question, answers.")
     ] = None,
     metric: Annotated[
         str, typer.Option(help="Of your own set: exact, f1, or code, which runs what the model writes.")

@@ -17,6 +17,11 @@ def output_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both a
     return typer.Option(*names, help=help, parser=_output, metavar="FILE")
 
 
+def input_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
+    """Return an option for a file to read, which is refused at once if it is not there."""
+    return typer.Option(*names, help=help, exists=True, dir_okay=False, readable=True)
+
+
 def _output(said: str) -> Path:
     outputs.check(path := Path(said))
     return path
@@ -49,9 +54,9 @@ MODEL = (
 )
 ModelOption = Annotated[str, typer.Option("--model", help=f"{MODEL}.")]
 ProfileOption = Annotated[
-    Path | None, typer.Option("--profile", help="A profile; default: calibrated once and cached.")
+    Path | None, input_option("--profile", help="A profile; default: calibrated once and cached.")
 ]
-ProfileArgument = Annotated[Path, typer.Argument(help="A profile.")]
+ProfileArgument = Annotated[Path, typer.Argument(help="A profile.", exists=True, dir_okay=False)]
 CodecOption = Annotated[
     str,
     typer.Option(
@@ -73,7 +78,7 @@ CodecsOption = Annotated[
 ]
 TextsOption = Annotated[
     list[Path],
-    typer.Option(
+    input_option(
         "--text",
         help="A text or JSONL file to measure on, none that a profile was made from; several allowed.",
     ),
@@ -92,9 +97,9 @@ WindowsOption = Annotated[
 ]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="Threads of model and codecs.")]
 
-TRACE = typer.Option("--trace", help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
+TRACE = input_option("--trace", help="Requests as JSONL: a Mooncake trace, or what `serve --record` wrote.")
 TraceOption = Annotated[Path, TRACE]
-PolicyOption = Annotated[Path | None, typer.Option("--policy", help="A policy file; default: balanced.")]
+PolicyOption = Annotated[Path | None, input_option("--policy", help="A policy file; default: balanced.")]
 TokenBytesOption = Annotated[
     int | None,
     typer.Option(
@@ -106,7 +111,7 @@ TokenBytesOption = Annotated[
 ]
 BenchOption = Annotated[
     Path | None,
-    typer.Option("--bench", help="What `kvtcd bench ttft --json` wrote of this model and machine."),
+    input_option("--bench", help="What `kvtcd bench ttft --json` wrote of this model and machine."),
 ]
 PrefillOption = Annotated[
     float | None,

@@ -26,6 +26,7 @@ from kvtcd.cli_options import (
     TokenBytesOption,
     TraceOption,
     WindowsOption,
+    input_option,
     output_option,
 )
 
@@ -44,7 +45,8 @@ def ablate(
         typer.Option(help="A grid of minutes, or the paper's of a day."),
     ] = "ci",
     dump: Annotated[
-        Path | None, typer.Option(help="Caches of your own instead of synthetic ones (`kvtcd eval dump`).")
+        Path | None,
+        input_option("--dump", help="Caches of your own instead of synthetic ones (`kvtcd eval dump`)."),
     ] = None,
     trials: Annotated[
         int | None, typer.Option(min=6, help="Trials of each cell; default: 40, and 200 for `paper`.")
@@ -82,11 +84,12 @@ def validate(
     profile: ProfileArgument,
     *,
     dump: Annotated[
-        Path | None, typer.Option(help="Caches that it was not made from (`kvtcd eval dump`).")
+        Path | None, input_option("--dump", help="Caches that it was not made from (`kvtcd eval dump`).")
     ] = None,
     model: Annotated[str | None, typer.Option(help=f"{MODEL}; instead of caches, to read --text.")] = None,
     text: Annotated[
-        list[Path] | None, typer.Option(help="A text or JSONL file it was not made from, several allowed.")
+        list[Path] | None,
+        input_option("--text", help="A text or JSONL file it was not made from, several allowed."),
     ] = None,
     context: ContextOption = 1024,
     windows: WindowsOption = 4,

@@ -5,6 +5,7 @@ import sys
 from typing import get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
 from kvtcd import cli, cli_options
 from kvtcd.core.errors import ConfigError, Unavailable
@@ -66,6 +67,23 @@ def test_a_codec_that_cannot_be_is_refused_at_once(said):
     own = {command for command, info in specs if not refused(info, said)}
     assert own == {"kvtcd bench codec"}  # has codecs of others too, and no dials
     assert len(specs) >= 7
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eval rd --model m --codec kvtc2:16 --text none.txt", "calibrate --model m --text none.txt",
+        "eval tasks --model m --codec kvtc2:16 --file none.jsonl", "profile show none", "validate none",
+        "ablate --dump none", "plan --profile none",
+        "policy simulate --trace none --policy p --budget 3blocks",
+        "demo --document none.txt",
+        "bench ttft --text none.txt", "lab scale --trace none",
+    ],
+)  # fmt: skip
+def test_a_file_to_read_that_is_not_there_is_refused_at_once(words):
+    result = CliRunner().invoke(cli.app, words.split(), env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "does not exist" in result.output
 
 
 def test_one_option_has_one_minimum():

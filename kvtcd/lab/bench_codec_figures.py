@@ -67,7 +67,10 @@ class Figures:
 
 def speeds(figures: Figures) -> Table:
     """Return speeds and times over the floor, by case."""
-    shown = Table(title="Codecs and the bare products: raw MB/s, and time over that of the products")
+    shown = Table(
+        title="Codecs and the bare products: raw MB/s, and time over that of the products",
+        caption="ratio: of blocks that are made up here; it says nothing of a model's",
+    )
     for column in ("p", "rank", "codec", "ratio", "encode", "over", "decode", "over"):
         shown.add_column(column, justify="left" if column == "codec" else "right")
     for floor in figures.floors:

@@ -137,19 +137,21 @@ def command(
     accelerator = accelerator_for(device)
     rows: list[Row] = []
     spans: list[Span] = []
-    for count in groups:
-        with tempfile.TemporaryDirectory(prefix="kvtcd-bench-") as folder:
-            profiles = ProfileFolder(Path(folder))
-            codec = codec_for(IDENTITY, CodecChoice(name="lossless"), profiles, accelerator)
-            result = asyncio.run(
-                measure(
-                    Path(folder), identity=IDENTITY, codec=codec, raw=sample(), groups=count,
-                    delay=disk_ms / 1000, device=accelerator.device if accelerator else None,
-                )
-            )  # fmt: skip
-        rows += result.rows
-        spans += result.spans
-    terminal.console().print(table(rows, disk_ms))
+    console = terminal.console()
+    with terminal.progress(console, transient=True) as progress:
+        for count in progress.track(groups, description="blocks down and up, group by group"):
+            with tempfile.TemporaryDirectory(prefix="kvtcd-bench-") as folder:
+                profiles = ProfileFolder(Path(folder))
+                codec = codec_for(IDENTITY, CodecChoice(name="lossless"), profiles, accelerator)
+                result = asyncio.run(
+                    measure(
+                        Path(folder), identity=IDENTITY, codec=codec, raw=sample(), groups=count,
+                        delay=disk_ms / 1000, device=accelerator.device if accelerator else None,
+                    )
+                )  # fmt: skip
+            rows += result.rows
+            spans += result.spans
+    console.print(table(rows, disk_ms))
     if trace:
         outputs.write(trace, json_text.dumps(chrome_trace(spans)))
     if json:

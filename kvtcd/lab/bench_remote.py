@@ -100,9 +100,11 @@ def command(
         RemoteFailed: the store cannot be asked.
     """
     rows: list[Row] = []
-    for mib in sizes:
-        with tempfile.TemporaryDirectory(prefix="kvtcd-bench-") as folder:
-            rows += asyncio.run(measure(store(), Path(folder), mib=mib, blocks=blocks, rounds=rounds))
+    console = terminal.console()
+    with terminal.progress(console, transient=True) as progress:
+        for mib in progress.track(sizes, description="records, size by size"):
+            with tempfile.TemporaryDirectory(prefix="kvtcd-bench-") as folder:
+                rows += asyncio.run(measure(store(), Path(folder), mib=mib, blocks=blocks, rounds=rounds))
     table = Table("verb", "MiB", "tier MB/s", "alone MB/s", "ratio", "by CPU")
     for row in rows:
         table.add_row(
@@ -113,7 +115,7 @@ def command(
             f"{row.ratio:.2f}",
             f"{row.cpu_ratio:.2f}",
         )
-    terminal.console().print(table)
+    console.print(table)
     if json:
         write_json(json, "bench remote", {"rows": [asdict(row) for row in rows]})
 

@@ -22,13 +22,13 @@ from kvtcd.lab import evaluate, models, texts
 from kvtcd.lab.budget_points import Advice, Dimension, Pair, Row, advise, dimensions, rows
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
-from kvtcd.lab.codec_spec import Spec
+from kvtcd.lab.codec_spec import Spec, spelled
 from kvtcd.lab.evaluate import Measured
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd import Document, cut
-from kvtcd.lab.rd_report import bounds, fraction
+from kvtcd.lab.rd_report import bounds, fraction, losslessly
 from kvtcd.terminal import Table
 
 BUDGETS = tuple(1024 << n for n in range(7))
@@ -90,7 +90,7 @@ def command(
             assert profile, "its path was given"
             opened, reasons = _opened(identity, specs, source)
             skipped += [f"{tokens:,} tokens: {reason}" for reason in reasons]
-            with phases.bar(f"{tokens:,} tokens", len(documents)) as advance:
+            with phases.bar(f"documents, calibrated on {tokens:,} tokens", len(documents)) as advance:
                 measured = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
             pairs |= {(tokens, spec): pair for spec, pair in measured.items()}
             found |= {(tokens, spec): dimensions(profile, spec) for spec in measured}
@@ -106,12 +106,12 @@ def command(
         skipped=tuple(skipped),
     )
     show(console, figures)
+    if json:
+        write_json(json, "eval budget", asdict(figures))
     if plot:
         from kvtcd.lab.budget_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
         draw(figures, plot)
-    if json:
-        write_json(json, "eval budget", asdict(figures))
 
 
 def measure(
@@ -158,6 +158,12 @@ def show(console: Console, figures: Figures) -> None:
     for advice in figures.recommended:
         own = [row for row in figures.rows if (row.codec, row.dial) == (advice.codec, advice.dial)]
         console.print(_table(own))
+        for row in own:
+            if row.reasons:
+                name = spelled(row.codec, row.dial)
+                console.print(
+                    f"{name} calibrated on {row.tokens:,} tokens stored {', '.join(losslessly(row.reasons))}."
+                )
     console.print(
         "KL at equal bytes, those of the largest budget; times: that of the largest. coded: components; "
         "dim.: participation ratio of their variances."
@@ -171,7 +177,7 @@ def show(console: Console, figures: Figures) -> None:
 def _table(own: Sequence[Row]) -> Table:
     """Return the rows of one codec."""
     streams = " ".join(own[0].dimension)
-    title = f"{own[0].codec}:{own[0].dial:g} at ratio {own[0].ratio:.1f}"
+    title = f"{spelled(own[0].codec, own[0].dial)} at ratio {own[0].ratio:.1f}"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("tokens", "KL", "95 %", "times", "95 %", f"coded {streams}", f"dim. {streams}"):
         table.add_column(heading, justify="right")
@@ -179,7 +185,7 @@ def _table(own: Sequence[Row]) -> Table:
         found = row.dimension.values()
         table.add_row(
             f"{row.tokens:,}", fraction(row.kl, 4), bounds(row.kl_lo, row.kl_hi, 4),
-            f"{row.times:.2f}", bounds(row.times_lo, row.times_hi, 2),
+            fraction(row.times, 2), bounds(row.times_lo, row.times_hi, 2),
             " ".join(f"{each.coded:,}" for each in found),
             " ".join(f"{each.participation:.0f}" for each in found),
         )  # fmt: skip
@@ -188,9 +194,10 @@ def _table(own: Sequence[Row]) -> Table:
 
 def _words(advice: Advice, found: Sequence[Row]) -> str:
     own = {row.tokens: row for row in found if (row.codec, row.dial) == (advice.codec, advice.dial)}
-    name, largest = f"{advice.codec}:{advice.dial:g}", own[max(own)]
+    name, largest = spelled(advice.codec, advice.dial), own[max(own)]
     if advice.tokens is None:
-        return f"{name}: one document says nothing about how many tokens do; take --windows 2 or more."
+        why = "it stored blocks losslessly" if largest.reasons else "one document tells no interval"
+        return f"{name}: how many tokens do cannot be told: with {largest.tokens:,} {why}."
     chosen = own[advice.tokens]
     if chosen is largest:
         return f"{name}: more tokens still help; no smaller budget comes near {largest.tokens:,}."

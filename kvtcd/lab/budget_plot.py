@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtcd.lab.budget_points import Row
+from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.picture import headline, picture
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def draw(figures: Figures, path: Path) -> None:
         Unavailable: matplotlib is not installed.
         ConfigError: the file cannot be written, or is of another type.
     """
-    codecs = {f"{row.codec}:{row.dial:g}": row for row in figures.rows}
+    codecs = {spelled(row.codec, row.dial): row for row in figures.rows}
     with picture(path, 9.2, 4.0) as figure:
         from matplotlib.ticker import LogLocator, NullLocator  # noqa: PLC0415 - an extra
 
@@ -53,11 +54,13 @@ def draw(figures: Figures, path: Path) -> None:
 
 
 def _draw_codec(left: Axes, right: Axes, name: str, own: list[Row], colour: str) -> None:
-    tokens, kl = [row.tokens for row in own], [row.kl for row in own]
-    bars = [[max(row.kl - row.kl_lo, 0) for row in own], [max(row.kl_hi - row.kl, 0) for row in own]]
+    shown = [row for row in own if row.kl > 0]  # no logarithm of others: all was stored losslessly
+    tokens, kl = [row.tokens for row in shown], [row.kl for row in shown]
+    bars = [[max(row.kl - row.kl_lo, 0) for row in shown], [max(row.kl_hi - row.kl, 0) for row in shown]]
     left.errorbar(
         tokens, kl, bars, color=colour, marker="o", markersize=4, linewidth=1.5, capsize=2, label=name
     )
+    budgets = [row.tokens for row in own]
     for line, stream in zip(_LINES, own[0].dimension, strict=False):
         coded = [row.dimension[stream].coded for row in own]
-        right.plot(tokens, coded, line, color=colour, marker="o", markersize=3, label=f"{name}, {stream}")
+        right.plot(budgets, coded, line, color=colour, marker="o", markersize=3, label=f"{name}, {stream}")

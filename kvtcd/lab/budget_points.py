@@ -8,14 +8,15 @@ largest budget has on the same documents. Everything is paired over documents.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.widths import Widths
 from kvtcd.lab.codec_spec import Spec
-from kvtcd.lab.evaluate import Measured
+from kvtcd.lab.evaluate import Measured, reasons_of
 from kvtcd.lab.statistics import Figure, Floats, Indices, at_kl, interval
 
 
@@ -40,11 +41,13 @@ class Pair:
         kl: divergence, ``[documents, 2]``.
         raw: bits of the coded tokens, ``[documents]``.
         stored: bits stored for them, ``[documents, 2]``.
+        reasons: how many blocks were stored losslessly for which reason.
     """
 
     kl: Floats
     raw: Floats
     stored: Floats
+    reasons: Mapping[Reason, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, stands: Sequence[Sequence[Measured]]) -> Pair:
@@ -52,7 +55,8 @@ class Pair:
         kl = np.array([[one.quality.kl for one in row] for row in stands]).T
         stored = np.array([[one.size.coded for one in row] for row in stands]).T
         order = np.argsort(-stored.sum(axis=0))
-        return cls(kl[:, order], np.array([one.size.coded_raw for one in stands[0]]), stored[:, order])
+        raw = np.array([one.size.coded_raw for one in stands[0]])
+        return cls(kl[:, order], raw, stored[:, order], reasons_of(one for row in stands for one in row))
 
     def ratios(self, documents: Indices) -> Floats:
         """Ratio of each stand over documents ``[..., n]``, ``[..., 2]``."""
@@ -80,6 +84,7 @@ class Row:
         kl, kl_lo, kl_hi: divergence at that ratio, and its 95 % interval.
         times, times_lo, times_hi: the same as a multiple of that of the largest budget.
         dimension: by stream.
+        reasons: how many blocks were stored losslessly for which reason, at either stand of the dial.
     """
 
     tokens: int
@@ -93,6 +98,7 @@ class Row:
     times_lo: float
     times_hi: float
     dimension: Mapping[str, Dimension]
+    reasons: Mapping[Reason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def rows(
             found.append(
                 Row(
                     tokens=tokens,
-                    codec=spec.name,
+                    codec=spec.codec,
                     dial=spec.dial or 0.0,
                     ratio=ratio,
                     kl=kl.value,
@@ -139,6 +145,7 @@ def rows(
                     times_lo=times.lo,
                     times_hi=times.hi,
                     dimension=dimensions[tokens, spec],
+                    reasons=pair.reasons,
                 )
             )
     return found

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -130,6 +130,11 @@ class Measured:
     finer: int
     refused: int
     reasons: Mapping[Reason, int] = field(default_factory=dict)
+
+
+def reasons_of(measured: Iterable[Measured]) -> dict[Reason, int]:
+    """Count why blocks were stored losslessly, over documents."""
+    return dict(sum((Counter(one.reasons) for one in measured), Counter[Reason]()))
 
 
 def read(loaded: LoadedModel, identity: Identity, tokens: Sequence[int], context: int) -> Document:

@@ -59,7 +59,10 @@ def picture(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
         with outputs.replacing(path) as part:
-            figure.savefig(part, dpi=150)
+            try:
+                figure.savefig(part, dpi=150)
+            except ValueError as error:  # of figures that no axis has room for
+                raise ConfigError(path, "", f"cannot be drawn: {error}") from error
 
 
 def headline(figure: Figure, text: str) -> None:

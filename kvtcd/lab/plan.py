@@ -114,10 +114,6 @@ def command(
         rows = _found(requests, governing, nbytes, found, progress)
     gains = gains_of(speeds, length) if speeds else []
     show(console, found, length, nbytes=nbytes, rows=rows, gains=gains)
-    if plot:
-        from kvtcd.lab.plan_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
-
-        draw(nbytes, rows, speeds, length, plot)
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - loads torch
 
@@ -128,6 +124,10 @@ def command(
         figures = asdict(found) | {"packed_per_token": found.packed_per_token, "tokens": length}
         lists = {"rows": [asdict(row) for row in rows], "gains": [asdict(gain) for gain in gains]}
         write_json(json, "plan", figures | {"budgets": held} | lists)
+    if plot:
+        from kvtcd.lab.plan_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(nbytes, rows, speeds, length, plot)
 
 
 def of_profile(origin: Origin, choice: CodecChoice, tokens: int, ratio: float | None = None) -> Size:

@@ -39,12 +39,12 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
     show(terminal.console(), profile)
+    if json:
+        write_json(json, "profile show", figures(profile) | {"profile_bytes": file.stat().st_size})
     if plot:
         from kvtcd.lab.profile_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
         draw(profile, plot)
-    if json:
-        write_json(json, "profile show", figures(profile) | {"profile_bytes": file.stat().st_size})
 
 
 def figures(profile: Profile) -> dict[str, object]:

@@ -122,12 +122,12 @@ def command(
         surpassed=tuple(surpassed(measured)),
     )
     show(console, figures)
+    if json:
+        write_json(json, "eval rd", asdict(figures))
     if plot:
         from kvtcd.lab.rd_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
         draw(figures, plot)
-    if json:
-        write_json(json, "eval rd", asdict(figures))
 
 
 def cut(

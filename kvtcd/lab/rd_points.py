@@ -5,7 +5,6 @@ Everything is paired: all codecs saw the same documents, and a resample draws th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,7 +14,7 @@ import numpy as np
 
 from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import Spec
-from kvtcd.lab.evaluate import Measured, Quality
+from kvtcd.lab.evaluate import Measured, Quality, reasons_of
 from kvtcd.lab.statistics import Figure, Floats, Indices, Interval, at_kl, brackets, interval, mean
 
 
@@ -116,7 +115,7 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
                 err_v=float(np.mean([one.error.get("v", np.nan) for one in documents])),
                 finer=sum(one.finer for one in documents),
                 refused=sum(one.refused for one in documents),
-                reasons=dict(sum((Counter(one.reasons) for one in documents), Counter[Reason]())),
+                reasons=reasons_of(documents),
                 kl_of_documents=tuple(values),
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -101,5 +101,10 @@ def _otherwise(point: Point) -> str:
     parts = []
     if point.finer:
         parts.append(f"{point.finer} blocks finer than asked ({_WHY[Reason.FINER]})")
-    parts += [f"{count} losslessly ({_WHY.get(reason, reason)})" for reason, count in point.reasons.items()]
+    parts += losslessly(point.reasons)
     return f"{spelled(point.codec, point.dial)} stored {', '.join(parts)}."
+
+
+def losslessly(reasons: Mapping[Reason, int]) -> list[str]:
+    """Say how many blocks were stored losslessly, reason by reason."""
+    return [f"{count} blocks losslessly ({_WHY.get(reason, reason)})" for reason, count in reasons.items()]

@@ -74,16 +74,16 @@ def command(
     with terminal.progress(console) as progress:
         rows = simulate(requests, tried, blocks, ratios, progress)
     show(console, rows)
-    if plot:
-        from kvtcd.lab.simulate_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
-
-        draw(rows, plot)
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - loads torch
 
         references = sum(len(request.blocks) for request in requests)
         figures = {"trace": trace.name, "requests": len(requests), "references": references}
         write_json(json, "policy simulate", figures | {"rows": [asdict(row) for row in rows]})
+    if plot:
+        from kvtcd.lab.simulate_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(rows, plot)
 
 
 def block_bytes(requests: Sequence[Request], bytes_per_token: int | None) -> float | None:

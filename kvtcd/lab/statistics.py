@@ -100,15 +100,17 @@ def at_kl(kl: Floats, ratio: Floats, target: Floats) -> Floats:
         ratio: ``[..., points]``, ascending.
         target: ``[...]``.
     """
-    x, y, t = np.log(kl), np.log(ratio), np.log(target)[..., None]
+    with np.errstate(divide="ignore"):  # no divergence at all is on no curve: NaN comes of it
+        x, y, t = np.log(kl), np.log(ratio), np.log(target)[..., None]
     reached = x[..., 1:] >= t
     last = x.shape[-1] - 2
     segment = np.where(reached.any(axis=-1), reached.argmax(axis=-1), last)[..., None]
     x0, x1 = (np.take_along_axis(x, segment + side, axis=-1) for side in (0, 1))
     y0, y1 = (np.take_along_axis(y, segment + side, axis=-1) for side in (0, 1))
-    rise = x1 - x0
-    share = np.where(rise > 0, (t - x0) / np.where(rise > 0, rise, 1), 0)
-    exponents: Floats = (y0 + share * (y1 - y0))[..., 0]
+    with np.errstate(invalid="ignore"):
+        rise = x1 - x0
+        share = np.where(rise > 0, (t - x0) / np.where(rise > 0, rise, 1), 0)
+        exponents: Floats = (y0 + share * (y1 - y0))[..., 0]
     return np.exp(exponents)
 
 

@@ -121,7 +121,9 @@ def test_tables_fit_a_terminal_and_advice_is_in_words(made, tmp_path: Path) -> N
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").touch()
     given = {}
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     options = (

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kvtcd.codec.ports import Reason
 from kvtcd.lab.budget_points import Dimension, Pair, advise, rows
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality, Size
@@ -63,6 +64,27 @@ def test_one_document_advises_nothing() -> None:
     found = rows(alone, dict.fromkeys(alone, FOUND), [0])
     assert all(np.isnan(row.kl_lo) for row in found)
     assert [one.tokens for one in advise(found)] == [None]
+
+
+def test_what_was_stored_losslessly_is_on_no_curve_and_advises_nothing() -> None:
+    """A guard that refuses all has no divergence, in so many bytes as it is."""
+    exact = Measured(Size(16, 16, 16, 16), Quality(0.0, 1.0, 0.0), {}, 0, 2, {Reason.UNUSUAL: 2})
+    refused = Pair.of([[exact] * len(HARDNESS)] * 2)
+    assert refused.reasons == {Reason.UNUSUAL: 4 * len(HARDNESS)}
+    pairs = {(1024, SPEC): refused, (2048, SPEC): pair(1.0, (30, 45))}
+    found = rows(pairs, dict.fromkeys(pairs, FOUND), GROUPS)
+    assert np.isnan(found[0].kl)
+    assert found[0].reasons == refused.reasons
+    assert [one.tokens for one in advise(found)] == [2048]
+    pairs = {(1024, SPEC): pair(1.0, (30, 45)), (2048, SPEC): refused}
+    assert [one.tokens for one in advise(rows(pairs, dict.fromkeys(pairs, FOUND), GROUPS))] == [None]
+
+
+def test_a_codec_with_options_is_another_codec() -> None:
+    bare = Spec("kvtc2", 32, ("no-guard",))
+    pairs = {(tokens, spec): pair(1.0, (30, 45)) for tokens in (1024, 2048) for spec in (SPEC, bare)}
+    found = rows(pairs, dict.fromkeys(pairs, FOUND), GROUPS)
+    assert [one.codec for one in advise(found)] == ["kvtc2", "kvtc2,no-guard"]
 
 
 def test_each_codec_is_advised_for_itself() -> None:

@@ -239,7 +239,10 @@ def test_what_cannot_be_done_is_said_before_the_work(folder: Path, book: Path, t
         calibrated(folder, book, device="nonsense")
 
 
-def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt"):
+        Path(name).touch()
     given = {}
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     runner = CliRunner()

@@ -102,7 +102,10 @@ def test_tables_fit_a_terminal() -> None:
     assert "over 24 documents (all): .67 (.40 to .80)." in " ".join(printed.split())
 
 
-def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_hands_over_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "b.txt", "p"):
+        Path(name).touch()
     given = {}
     monkeypatch.setattr(module, "command", lambda **options: given.update(options))
     options = "--model m --codec kvtc2:64 --text a.txt --text b.txt --profile p --context 512 --continue 64"

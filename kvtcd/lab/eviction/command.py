@@ -110,12 +110,12 @@ def command(
     points = (*known.points, *_points(results, known, token_bits))
     figures = replace(known, points=points, equal_kl=(), surpassed=tuple(surpassed(points)))
     show(console, figures)
+    if json:
+        write_json(json, "eval eviction", asdict(figures))
     if plot:
         from kvtcd.lab.rd_plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
         draw(figures, plot)
-    if json:
-        write_json(json, "eval eviction", asdict(figures))
 
 
 def _points(results: Mapping[Method, Sequence[Quality]], known: Figures, token_bits: int) -> list[Point]:

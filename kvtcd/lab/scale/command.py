@@ -147,10 +147,6 @@ def command(
         rows = scale(requests, site, hosts=hosts, ratios=ratios, routing=routing, progress=progress)
     least = least_tokens(site, ratios)
     show(console, rows, least)
-    if plot:
-        from kvtcd.lab.scale.plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
-
-        draw(rows, least, plot)
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - loads torch
 
@@ -161,6 +157,10 @@ def command(
         }  # fmt: skip
         lists = {"rows": [asdict(row) for row in rows], "least": [asdict(one) for one in least]}
         write_json(json, "lab scale", figures | lists)
+    if plot:
+        from kvtcd.lab.scale.plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
+
+        draw(rows, least, plot)
 
 
 def scale(

@@ -81,12 +81,12 @@ def command(
         show(console, stream)
     if held is None:
         console.print("Without held-out caches (--dump, or --model with --text) that is all a profile tells.")
+    if json:
+        write_json(json, "validate", _written(profile, held, streams))
     if plot:
         from kvtcd.lab.validation.plot import draw  # noqa: PLC0415 - loads matplotlib, which not all have
 
         draw(profile.origin.model, streams, plot)
-    if json:
-        write_json(json, "validate", _written(profile, held, streams))
     return all(stream.verdict.word == "safe" for stream in streams)
 
 

@@ -24,8 +24,11 @@ def invoke(*arguments: str) -> None:
 def test_a_wrong_codec_or_set_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'zip' is not one of"):
         invoke("--codec", "zip")
+    (tmp_path / "own.jsonl").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="cannot be read"):
-        invoke("--codec", "lossless", "--file", str(tmp_path / "none.jsonl"))
+        invoke("--codec", "lossless", "--file", str(tmp_path / "own.jsonl"))
+    with pytest.raises(ConfigError, match="'nonsense' is not one of gsm8k"):
+        invoke("--codec", "lossless", "--task", "nonsense")
 
 
 def test_every_task_is_named_in_the_help() -> None:
