@@ -17,6 +17,7 @@ from kvtcd import machine, shared_store
 from kvtcd.codec import choose
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.config import Config, Credentials, load_credentials, load_policies
 from kvtcd.core.catalog import Catalog
@@ -178,7 +179,9 @@ def _assemble(
         metrics.lossless_because.labels(reason)
     lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
-    device, accelerator = machine.device_memory(config), machine.accelerator(config)
+    residency = Residency()
+    device = machine.device_memory(config)
+    accelerator = machine.accelerator(config, residency, lambda why: metrics.on_cpu.labels(why).inc())
     if accelerator:
         stages = on_cuda(accelerator.device, lost)
     else:
@@ -204,7 +207,7 @@ def _assemble(
         tracer=tracer,
     )
     driver = Driver(catalog, memory, mover, registry, metrics, device=device)
-    profiles = ProfileFolder(config.codec.profiles)
+    profiles = ProfileFolder(config.codec.profiles, residency)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
         return choose.codec_for(identity, choice, profiles, accelerator)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
 from kvtcd.tiers.device import DeviceMemory
@@ -13,6 +15,8 @@ from kvtcd.tiers.memory import HostMemory
 
 AUTO_GPU = 50
 """The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
+AUTO_CODEC = 20
+"""The same for ``codec.memory``."""
 
 
 def verify(config: Config) -> None:
@@ -58,12 +62,21 @@ def device_memory(config: Config) -> DeviceMemory | None:
         raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
 
 
-def accelerator(config: Config) -> Accelerator | None:
-    """Return what packs and unpacks, None for the CPU."""
+def accelerator(config: Config, residency: Residency, spared: Callable[[str], None]) -> Accelerator | None:
+    """Return what packs and unpacks, None for the CPU.
+
+    Args:
+        config: which device that is, and what codecs may have of it.
+        residency: is given that as its limit.
+        spared: as of `Accelerator`.
+    """
     if not _packs(config):
         return None
-    device = _cuda(config, "codec.device")
-    return Accelerator.on(device)
+    device, memory = _cuda(config, "codec.device"), config.codec.memory
+    if memory == "auto":
+        memory = torch.cuda.get_device_properties(device).total_memory // AUTO_CODEC
+    residency.limit(device, memory)
+    return Accelerator.on(device, residency, spared)
 
 
 def _holds(config: Config) -> bool:

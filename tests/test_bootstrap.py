@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 from kvtcd import bootstrap, cli, machine
 from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import StagedEncoder
 from kvtcd.config import Config, dump, load
 from kvtcd.core.errors import ConfigError, DeviceLost
@@ -80,6 +82,8 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     fake_nvcomp.install(monkeypatch)
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory = SimpleNamespace(total_memory=1 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     monkeypatch.setattr(machine, "_cuda", lambda _config, _field: torch.device("cpu"))
     return fake_cudart.install(monkeypatch)
 
@@ -218,6 +222,23 @@ async def test_a_port_that_is_taken_is_refused_by_the_file_and_field_that_ask_fo
 
     assert (error.value.path, error.value.field) == (str(path), "tcp.listen")
     assert f"{address} cannot be bound: Address already in use" in str(error.value)
+
+
+@pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize(("asked", "limit"), [("auto", (1 << 30) // machine.AUTO_CODEC), (5000, 5000)])
+def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, asked, limit) -> None:
+    config = configuration(tmp_path)
+    config = config.model_copy(update={"codec": config.codec.model_copy(update={"memory": asked})})
+    residency, spared, cpu = Residency(), [], torch.device("cpu")
+    made = machine.accelerator(config, residency, spared.append)
+    made.spared("memory")
+    residency.take(cpu, limit - 100)
+    with residency.hold("fits", cpu, 100, list):
+        pass
+    with pytest.raises(torch.OutOfMemoryError), residency.hold("does not", cpu, 101, list):
+        pass
+
+    assert (made.residency, spared) == (residency, ["memory"])
 
 
 @pytest.mark.asyncio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -192,6 +192,7 @@ def codec_for(
     layout, rope = identity.layout, identity.rope
     device = accelerator.device if accelerator else torch.device("cpu")
     pages = page_map(identity)
+    on_cpu = cache(partial(codec_for, identity, choice, profiles))
 
     def codec(
         encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None,
@@ -206,7 +207,8 @@ def codec_for(
         if pages:
             encoder, decoder = PagedEncoder(encoder, pages), PagedDecoder(decoder, pages)
         if accelerator:
-            encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
+            encoder = StagedEncoder(encoder, accelerator, lambda: on_cpu().encoder)
+            decoder = StagedDecoder(decoder, accelerator, lambda: on_cpu().decoder)
         return NamespaceCodec(
             encoder, decoder, name, reason,
             profile=profile.digest.hex() if profile else None,

@@ -7,6 +7,7 @@ high bytes of the scales, then of the shifts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -51,7 +52,11 @@ class Coder(RunDecoder):
         profile.origin.check_shapes(layout, rope)
         where = torch.device(device)
         streams = [profile.streams[stream.name] for stream in layout.streams]
-        transforms = [stream.transform(layout.layers, where) for stream in streams]
+        transforms = partial(
+            profile.residency.hold,
+            (profile.digest, BasisId.PLAIN), where, sum(stream.nbytes(where) for stream in streams),
+            lambda: [stream.transform(layout.layers, where) for stream in streams],
+        )  # fmt: skip
         super().__init__(layout, rope, profile, transforms, where)
 
     def analyze(
@@ -73,10 +78,9 @@ class Coder(RunDecoder):
         for index, view in enumerate(block):
             plan = self._plan(index, ratio)
             rotation = self._rotation(index, first_token + start, count, inverse=True)
-            transform = self._transforms[index]
-            coefficients = transform.forward(
-                transform.centred(view[:, start : start + count], rotation), plan.rank
-            )
+            with self._transforms() as transforms:
+                centred = transforms[index].centred(view[:, start : start + count], rotation)
+                coefficients = transforms[index].forward(centred, plan.rank)
             if plan.groups and (reason := _obstacle(coefficients)):
                 return reason
             coded = code(coefficients, plan)

@@ -12,7 +12,7 @@ MAC (`core.record`); never compressed bytes that a client has sent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
 from kvtcd.core.blob import (
@@ -102,18 +103,25 @@ def tables(sections: Iterable[Section], base: int) -> Tables:
 
 
 class _Memory:
-    """Device memory for nvCOMP from torch's own pool, so that one of them counts and reuses it."""
+    """Device memory for nvCOMP from torch's own pool, so that one of them reuses it, and in the budget."""
 
-    def __init__(self, ptr: int) -> None:
-        self.ptr = ptr
+    def __init__(self, ptr: int, give_back: Callable[[], None]) -> None:
+        self.ptr, self._give_back = ptr, give_back
 
     @classmethod
-    def allocate(cls, nbytes: int, stream: Any, device: torch.device) -> _Memory:  # noqa: ANN401 - of nvCOMP
+    def allocate(cls, nbytes: int, stream: Any, *, device: torch.device, residency: Residency) -> _Memory:  # noqa: ANN401 - of nvCOMP
         """Take memory for use on a stream; it goes back with the object."""
-        return cls(torch.cuda.caching_allocator_alloc(nbytes, device, stream.ptr))
+        residency.take(device, nbytes)
+        give_back = partial(residency.give_back, device, nbytes)
+        try:
+            return cls(torch.cuda.caching_allocator_alloc(nbytes, device, stream.ptr), give_back)
+        except BaseException:
+            give_back()
+            raise
 
     def __del__(self) -> None:
         torch.cuda.caching_allocator_delete(self.ptr)  # type: ignore[no-untyped-call]  # torch says no types
+        self._give_back()
 
 
 class _OnStream:
@@ -143,12 +151,13 @@ class Nvcomp:
     Args:
         api: the module `nvidia.nvcomp`.
         device: where.
+        residency: what its scratch counts against.
     """
 
-    def __init__(self, api: Any, device: torch.device) -> None:  # noqa: ANN401 - it has no types
+    def __init__(self, api: Any, device: torch.device, residency: Residency) -> None:  # noqa: ANN401 - it has no types
         self._api, self._device = api, device
         self._streams: dict[int, _OnStream] = {}  # each used by one thread alone
-        api.set_device_allocator(partial(_Memory.allocate, device=device))
+        api.set_device_allocator(partial(_Memory.allocate, device=device, residency=residency))
 
     def inflated(self, blob: Blob) -> list[Plain]:
         """Launch the decompression of every section; the same as `sections.inflated`, on the device.
@@ -230,7 +239,7 @@ class Nvcomp:
         return number, self._streams[number]
 
 
-def load(device: torch.device) -> Nvcomp | None:
+def load(device: torch.device, residency: Residency) -> Nvcomp | None:
     """Return nvCOMP on a device; None, with a warning that says why, where a CPU has to do its work.
 
     That it can be imported says nothing, so it has to write what the CPU reads and read what the CPU writes.
@@ -244,11 +253,13 @@ def load(device: torch.device) -> Nvcomp | None:
             try:
                 stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types
                 with torch.cuda.stream(stream):
-                    _round_trip(Nvcomp(api, device))
+                    _round_trip(Nvcomp(api, device, residency))
             except Exception as error:  # noqa: BLE001 - whatever it is, the CPU does the work
                 why = f"its round trip failed: {error!r}"
             else:
-                return Nvcomp(api, device)  # a new one: the first has a codec that belongs to this thread
+                return Nvcomp(
+                    api, device, residency
+                )  # a new one: the first has a codec that belongs to this thread
         else:
             why = f"its version is {api.__version__}, and {_MAJOR}x is needed"
     _log.warning("DEFLATE stays on the CPU, nvCOMP cannot be used: %s", why)

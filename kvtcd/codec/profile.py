@@ -43,6 +43,7 @@ from kvtcd.codec.choices import Choice
 from kvtcd.codec.dial import Curve
 from kvtcd.codec.origin import Origin
 from kvtcd.codec.plan import Plan
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.transform import Transform, orthonormal
 from kvtcd.codec.weighted import Weighted, check, take
 from kvtcd.core.errors import BadChecksum, BadField, Corrupt, Truncated
@@ -66,14 +67,14 @@ class StreamProfile:
     spectrum: Tensor
     total: float
     plans: Mapping[int, Plan]
-    _transforms: dict[str, Transform] = field(default_factory=dict, init=False, repr=False)
 
     def transform(self, layers: int, device: torch.device) -> Transform:
-        """Return the map between features and coefficients on a device: one for all who use this profile."""
-        name = str(device)
-        if name not in self._transforms:
-            self._transforms[name] = Transform(self.mean, self.basis, self.basis, layers, device)
-        return self._transforms[name]
+        """Put the map between features and coefficients on a device."""
+        return Transform(self.mean, self.basis, self.basis, layers, device)
+
+    def nbytes(self, device: torch.device) -> int:
+        """Return the bytes that it takes there."""
+        return Transform.nbytes(*self.basis.shape, orthonormal=True, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +86,14 @@ class Profile:
         streams: by name, in the order of the layout.
         weighted: by name, the weighted bases; empty where there are none.
         digest: SHA-256 of the file's bytes.
+        residency: keeps its bases on devices, for all who use this profile.
     """
 
     origin: Origin
     streams: Mapping[str, StreamProfile]
     weighted: Mapping[str, Weighted]
     digest: bytes
+    residency: Residency = field(default_factory=Residency, repr=False)
 
     @property
     def ratios(self) -> tuple[int, ...]:
@@ -149,8 +152,12 @@ def store(data: bytes, folder: Path) -> Path:
     return path
 
 
-def load(path: Path) -> Profile:
+def load(path: Path, residency: Residency | None = None) -> Profile:
     """Read and check a profile.
+
+    Args:
+        path: of its file.
+        residency: keeps its bases on devices; None: one of its own, without limits.
 
     Raises:
         Corrupt: the file is damaged, is not what its name says, or is no profile this release reads.
@@ -170,7 +177,7 @@ def load(path: Path) -> Profile:
             raise BadField("profile", f"tensor {min(tensors)} belongs to nothing")
         _check(origin, streams)
         check(origin.layers, origin.streams, weighted)
-        return Profile(origin, streams, weighted, digest)
+        return Profile(origin, streams, weighted, digest, residency or Residency())
 
 
 def read_origin(path: Path) -> Origin:

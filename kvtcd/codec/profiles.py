@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin, store
+from kvtcd.codec.residency import Residency
 from kvtcd.core.errors import BadChecksum, Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
 from kvtcd.core.identity import Identity
 
@@ -17,10 +18,14 @@ class ProfileFolder:
     """Profiles in a folder, each loaded once. Blocking; from any thread.
 
     The folder is read anew at every search, so a profile that is copied there serves the next namespace.
+
+    Args:
+        path: of the folder.
+        residency: keeps bases of all of them on devices; None: without limits.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, residency: Residency | None = None) -> None:
+        self._path, self._residency = path, residency or Residency()
         self._loaded: dict[bytes, Profile] = {}
         self._digests: dict[tuple[Path, int, int], bytes] = {}
 
@@ -100,7 +105,7 @@ class ProfileFolder:
         return self._digests[version]
 
     def _load(self, path: Path) -> Profile:
-        profile = load(path)
+        profile = load(path, self._residency)
         return self._loaded.setdefault(profile.digest, profile)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -141,7 +142,7 @@ class RunDecoder(BlockDecoder):
         layout: of the blocks.
         rope: of the rotated streams; None when there are none.
         profile: whose digest blobs must name.
-        transforms: of each stream.
+        transforms: enters the use of those of each stream (`residency.Residency.hold`).
         device: where the products run, and where raw blocks lie.
     """
 
@@ -150,7 +151,7 @@ class RunDecoder(BlockDecoder):
         layout: Layout,
         rope: Rope | None,
         profile: Profile,
-        transforms: Sequence[Transform],
+        transforms: Callable[[], AbstractContextManager[Sequence[Transform]]],
         device: torch.device,
     ) -> None:
         super().__init__(layout, rope, profile, device)
@@ -167,4 +168,5 @@ class RunDecoder(BlockDecoder):
         count = out.shape[1]
         coefficients = self._coefficients(found, index, header, count)
         rotation = self._rotation(index, position, count, inverse=False)
-        yield from self._transforms[index].inverse(coefficients, rotation, out, at_once)
+        with self._transforms() as transforms:
+            yield from transforms[index].inverse(coefficients, rotation, out, at_once)

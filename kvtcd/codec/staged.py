@@ -4,12 +4,20 @@ What goes over the bus is the raw block, once, and symbols or compressed chunks.
 launched on the stream that is current, and what is returned may be used by whoever comes behind them on a
 stream. Bases and whatever else is kept between blocks were put on the device by copies that wait, so every
 stream may read them.
+
+Where the device has no memory for a block, what is not in use there is given up and the block tried once
+more; then a CPU does it. So it does where nvCOMP fails. Errors from which CUDA does not recover end the
+process (`engine.cuda`).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +26,7 @@ from kvtcd.codec import nvcomp, ports
 from kvtcd.codec.bus import Bus
 from kvtcd.codec.nvcomp import Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
 from kvtcd.core.blob import CHUNK_BYTES, Blob
@@ -25,6 +34,11 @@ from kvtcd.core.blob import CHUNK_BYTES, Blob
 PART_BYTES = 16 << 20
 """Of a block that is decoded at a time: while they go over the bus, in a third of a millisecond, the next
 ones are decoded. To tell the device of smaller ones would take the host longer than that."""
+
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +49,39 @@ class Accelerator:
         device: where.
         nvcomp: None: a CPU does the entropy stage.
         bus: None: copies to host memory are launched behind all else.
+        residency: what lies on the device between blocks.
+        spared: told of each block that a CPU has worked on in its place, by ``memory`` or ``nvcomp``.
+        told: by which of these the log has told of it.
     """
 
     device: torch.device
     nvcomp: Nvcomp | None = None
     bus: Bus | None = None
+    residency: Residency = field(default_factory=Residency)
+    spared: Callable[[str], None] = lambda _: None
+    told: set[str] = field(default_factory=set)
 
     @classmethod
-    def on(cls, device: torch.device) -> Accelerator:
+    def on(
+        cls, device: torch.device, residency: Residency, spared: Callable[[str], None] = lambda _: None
+    ) -> Accelerator:
         """Return all that a CUDA device has to offer."""
-        return cls(device, nvcomp.load(device), Bus(device))
+        return cls(device, nvcomp.load(device, residency), Bus(device), residency, spared)
+
+    def relieve(self) -> None:
+        """Give up what is not in use on the device, once it has done what the current stream was told."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self.residency.drop_unused(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def spare(self, why: str, error: RuntimeError) -> None:
+        """Tell that a CPU does in its place what failed."""
+        self.spared(why)
+        log = _log.debug if why in self.told else _log.warning
+        self.told.add(why)
+        log("a CPU does for %s what failed there, as all that fails so from now on: %s", self.device, error)
 
 
 class StagedEncoder(Encoder):
@@ -53,29 +90,43 @@ class StagedEncoder(Encoder):
     Args:
         encoder: whose raw blocks lie on the device.
         accelerator: where that is.
+        spare: makes the same encoder for a CPU.
     """
 
-    def __init__(self, encoder: Encoder, accelerator: Accelerator) -> None:
-        self._encoder, self._device, self._nvcomp = encoder, accelerator.device, accelerator.nvcomp
+    def __init__(self, encoder: Encoder, accelerator: Accelerator, spare: Callable[[], Encoder]) -> None:
+        self._encoder, self._accelerator, self._spare = encoder, accelerator, spare
 
     def analyze(
         self, raw: Tensor, *, tokens: int, first_token: int | None, after: int, scratch: Scratch
     ) -> Symbols:
         """Copy a block to the device and turn it into symbols in host memory; see `Encoder`."""
-        with stage("copy"):
-            there = torch.empty_like(raw, device=self._device).copy_(raw, non_blocking=True)
-        return self._encoder.analyze(
-            there, tokens=tokens, first_token=first_token, after=after, scratch=scratch
-        )
+
+        def by(encoder: Encoder, block: Tensor) -> Symbols:
+            return encoder.analyze(
+                block, tokens=tokens, first_token=first_token, after=after, scratch=scratch
+            )
+
+        def launch() -> Symbols:
+            with stage("copy"):
+                there = torch.empty_like(raw, device=self._accelerator.device)
+                there.copy_(raw, non_blocking=True)
+            return by(self._encoder, there)
+
+        return _attempted(self._accelerator, [launch] * _ATTEMPTS, lambda: by(self._spare(), raw))
 
     def deflate(self, symbols: Symbols) -> Encoded:
         """Write a blob, on the device where there is enough of it; see `ports.deflate`."""
         chunks = sum(-(-section.data.numel() // CHUNK_BYTES) for section in symbols.sections)
-        if self._nvcomp is None or not nvcomp.worthwhile(chunks):
+        found = self._accelerator.nvcomp
+        if found is None or not nvcomp.worthwhile(chunks):
             return ports.deflate(symbols)
-        with stage("deflate"):
-            blob = self._nvcomp.deflated(symbols.header, symbols.sections)
-        return Encoded(blob, symbols.header.codec, symbols.reason)
+
+        def launch() -> Encoded:
+            with stage("deflate"):
+                blob = found.deflated(symbols.header, symbols.sections)
+            return Encoded(blob, symbols.header.codec, symbols.reason)
+
+        return _by_nvcomp(self._accelerator, launch, lambda: ports.deflate(symbols))
 
 
 class StagedDecoder(BlobDecoder):
@@ -84,11 +135,13 @@ class StagedDecoder(BlobDecoder):
     Args:
         decoder: whose raw blocks lie on the device.
         accelerator: where that is.
+        spare: makes the same decoder for a CPU.
     """
 
-    def __init__(self, decoder: BlobDecoder, accelerator: Accelerator) -> None:
-        self._decoder, self._device = decoder, accelerator.device
-        self._nvcomp, self._bus = accelerator.nvcomp, accelerator.bus
+    def __init__(
+        self, decoder: BlobDecoder, accelerator: Accelerator, spare: Callable[[], BlobDecoder]
+    ) -> None:
+        self._decoder, self._accelerator, self._spare = decoder, accelerator, spare
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with layout and profile; see `BlobDecoder`."""
@@ -97,19 +150,62 @@ class StagedDecoder(BlobDecoder):
     def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
         """Check a blob and read its symbols, on the device where there are enough; see `BlobDecoder`."""
         chunks = sum(len(section.chunks) for section in blob.sections)
-        if self._nvcomp is None or not nvcomp.worthwhile(chunks):
+        found = self._accelerator.nvcomp
+        if found is None or not nvcomp.worthwhile(chunks):
             return self._decoder.inflate(blob, scratch)
         self._decoder.check(blob)
-        with stage("inflate"):
-            return Symbols(blob.header, self._nvcomp.inflated(blob))
+
+        def launch() -> Symbols:
+            with stage("inflate"):
+                return Symbols(blob.header, found.inflated(blob))
+
+        return _by_nvcomp(self._accelerator, launch, lambda: self._decoder.inflate(blob, scratch))
 
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
-        """Decode a block on the device, and copy each part to `out` while the next is decoded."""
-        there = torch.empty_like(out, device=self._device)
-        for ranges in self._decoder.parts(symbols, there, PART_BYTES):
-            with stage("copy"), self._bus.beside() if self._bus else nullcontext():
-                for each in ranges:
-                    out[each].copy_(there[each], non_blocking=True)
-        if self._bus:
-            with stage("copy"):  # what is left of it
-                self._bus.join()
+        """Decode a block on the device, and copy each part to `out` while the next is decoded.
+
+        Where memory is short, parts are single layers the second time.
+        """
+
+        def on_cpu() -> None:
+            here = [replace(section, data=section.data.cpu()) for section in symbols.sections]
+            self._spare().synthesize(replace(symbols, sections=here), out)
+
+        attempts = [partial(self._launch, symbols, out, nbytes) for nbytes in (PART_BYTES, 0)]
+        _attempted(self._accelerator, attempts, on_cpu)
+
+    def _launch(self, symbols: Symbols, out: Tensor, nbytes: int) -> None:
+        bus = self._accelerator.bus
+        there = torch.empty_like(out, device=self._accelerator.device)
+        try:
+            for ranges in self._decoder.parts(symbols, there, nbytes):
+                with stage("copy"), bus.beside() if bus else nullcontext():
+                    for each in ranges:
+                        out[each].copy_(there[each], non_blocking=True)
+        finally:
+            if bus:
+                with stage("copy"):  # what is left of it
+                    bus.join()
+
+
+def _attempted(accelerator: Accelerator, attempts: Sequence[Callable[[], T]], on_cpu: Callable[[], T]) -> T:
+    """Return what the first attempt returns that finds memory on the device, or what a CPU does."""
+    failed: torch.OutOfMemoryError | None = None
+    for attempt in attempts:
+        try:
+            return attempt()
+        except torch.OutOfMemoryError as error:
+            failed = error.with_traceback(None)  # which holds what the attempt had
+        accelerator.relieve()
+    assert failed is not None, "there is an attempt"
+    accelerator.spare("memory", failed)
+    return on_cpu()
+
+
+def _by_nvcomp(accelerator: Accelerator, launch: Callable[[], T], on_cpu: Callable[[], T]) -> T:
+    """Return what nvCOMP does, or a CPU where it cannot."""
+    try:
+        return launch()
+    except RuntimeError as error:
+        accelerator.spare("memory" if isinstance(error, torch.OutOfMemoryError) else "nvcomp", error)
+    return on_cpu()

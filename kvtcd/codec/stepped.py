@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -90,7 +90,11 @@ class Stepped(RunDecoder):
             raise ProfileMismatch("basis", "weighted", "plain alone")
         where = torch.device(device)
         self._streams = [profile.weighted[stream.name] for stream in layout.streams]
-        transforms = [weighted.transform(where) for weighted in self._streams]
+        transforms = partial(
+            profile.residency.hold,
+            (profile.digest, BasisId.WEIGHTED), where, sum(own.nbytes(where) for own in self._streams),
+            lambda: [own.transform(where) for own in self._streams],
+        )  # fmt: skip
         super().__init__(layout, rope, profile, transforms, where)
         self._by_token = classes
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
@@ -112,9 +116,10 @@ class Stepped(RunDecoder):
         widths = [self._widths(index, class_step(step, own)) for index in range(len(block))]
         for index, view in enumerate(block):
             rotation = self._rotation(index, first_token + span.start, span.count, inverse=True)
-            rank, transform = widths[index].rank, self._transforms[index]
-            centred = transform.centred(view[:, span.start : span.start + span.count], rotation)
-            products.append(transform.forward(centred, rank, self._further(index, rank)))
+            rank = widths[index].rank
+            with self._transforms() as transforms:
+                centred = transforms[index].centred(view[:, span.start : span.start + span.count], rotation)
+                products.append(transforms[index].forward(centred, rank, self._further(index, rank)))
             with stage("classify"):
                 usual &= self._usual(index).holds(centred)
         with stage("classify"):

@@ -75,6 +75,18 @@ class Transform:
         # By columns of [r, p], which is up to 8 % faster to multiply with, unless it is there by rows anyway.
         self._decode = self._encode.t() if decode is encode else decode.to(device, dtype).t().contiguous()
 
+    @staticmethod
+    def nbytes(rank: int, features: int, *, orthonormal: bool, device: torch.device) -> int:
+        """Return the bytes that a transform of these sizes takes on a device."""
+        bases = 1 if orthonormal else 2
+        return features * (bases * rank * product_dtype(device).itemsize + torch.float32.itemsize)
+
+    def in_use(self) -> None:
+        """Let its memory be reused only behind what the current stream of its device has been told so far."""
+        if self._mean.is_cuda:
+            for tensor in (self._mean, self._encode, self._decode):
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
     def centred(self, view: Tensor, rotation: Rotation | None) -> Tensor:
         """Return the features of every token about their mean, ``[T, p]`` of the products' element type.
 

@@ -8,6 +8,8 @@ are sums, four numbers for each feature. After `BLOCKS` blocks the window is jud
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,11 @@ class Window:
         self._total = profile.total
         self._promised = max(1 - float(profile.spectrum[:rank].sum()) / profile.total, _TINY)
         self.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that it has on the device."""
+        return sum(tensor.nbytes for tensor in (self._basis, self._mean, self._powers, self._kept))
 
     def clear(self) -> None:
         """Begin anew."""
@@ -106,6 +113,9 @@ class Watched(Encoder):
         self._sinks, self._on_drift, self._device = sinks, on_drift, device
         self._lossless = Lossless(layout)
         self._windows = [Window(profile.streams[stream.name], device) for stream in layout.streams]
+        nbytes = sum(window.nbytes for window in self._windows)
+        profile.residency.take(device, nbytes)
+        weakref.finalize(self, profile.residency.give_back, device, nbytes)
         self._course = Course()
         self._blocks = self._looked = 0
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -64,7 +64,6 @@ class Weighted:
     spread: Tensor
     tokens: Tensor
     level: Tensor
-    _transforms: dict[str, Transform] = field(default_factory=dict, init=False, repr=False)
 
     def tensors(self, stream: str) -> dict[str, Tensor]:
         """Return what a profile's file has of this, by name."""
@@ -76,13 +75,14 @@ class Weighted:
         return replace(self, basis=self.basis[:rank], spread=self.spread[:rank])
 
     def transform(self, device: torch.device) -> Transform:
-        """Return the map between features and coefficients on a device: one for all who use this profile."""
-        name = str(device)
-        if name not in self._transforms:
-            basis = self.basis.to(torch.float32)
-            encode, decode = by_head(basis, self.root), by_head(basis, torch.linalg.inv(self.root))
-            self._transforms[name] = Transform(self.mean, encode, decode, len(self.root), device)
-        return self._transforms[name]
+        """Put the map between features and coefficients on a device."""
+        basis = self.basis.to(torch.float32)
+        encode, decode = by_head(basis, self.root), by_head(basis, torch.linalg.inv(self.root))
+        return Transform(self.mean, encode, decode, len(self.root), device)
+
+    def nbytes(self, device: torch.device) -> int:
+        """Return the bytes that it takes there."""
+        return Transform.nbytes(*self.basis.shape, orthonormal=False, device=device)
 
     def sketch(self, rank: int) -> Tensor:
         """Return rows that estimate what the first `rank` coefficients leave out, float32 ``[s, p]``.

@@ -145,6 +145,8 @@ class Codec(Table):
     profiles: FilePath = Path("/var/lib/kvtcd/profiles")
     device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where the products run; ``auto``: on the device of `Gpu` where there is one. Blobs are the same."""
+    memory: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = "auto"
+    """Of that device, for bases of profiles and scratch of nvCOMP; ``auto``: a twentieth."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
     """Threads of one matrix product on the CPU; 0: half of the cores."""
 

@@ -62,6 +62,10 @@ class Metrics:
             "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks",
             reason=(HURRY,),  # and those of the codecs
         )  # fmt: skip
+        self.on_cpu = self.counter(
+            "codec_on_cpu", "Stages of blocks that a CPU did because the GPU could not, by why",
+            why=("memory", "nvcomp"),
+        )  # fmt: skip
         self.unprofiled = self.counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
         )

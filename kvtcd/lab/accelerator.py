@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.core.errors import ConfigError, Unavailable
 
@@ -23,4 +24,4 @@ def accelerator_for(device: str) -> Accelerator | None:
     if int(index or "0") >= torch.cuda.device_count():
         raise Unavailable(f"device {device} cannot be used: there is no CUDA device {index or 0} here")
     where = torch.device(device)
-    return Accelerator.on(where)
+    return Accelerator.on(where, Residency())

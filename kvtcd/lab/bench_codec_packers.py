@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -51,16 +52,12 @@ class Packer:
 def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     """Return one of `CODECS` for blocks in host memory, working on a CPU or on an accelerator."""
     device = accelerator.device if accelerator else torch.device("cpu")
-    encoder: Encoder
-    if name == "kvtc":
-        encoder = Kvtc(case.layout, case.rope, case.profile, PLAN, device=device)
-    else:
-        # With a bound, as in a daemon, that no block is above.
-        encoder = Kvtc2(case.layout, case.rope, case.profile, case.step, bound=math.inf, device=device)
-    decoder: BlobDecoder = Decoder(case.layout, case.rope, lambda _: case.profile, device)
+    encoder, decoder = _halves(name, case, device)
     raw, out = case.raw, torch.empty_like(case.raw)
     if accelerator:
-        encoder, decoder = StagedEncoder(encoder, accelerator), StagedDecoder(decoder, accelerator)
+        spare = cache(partial(_halves, name, case, torch.device("cpu")))
+        encoder = StagedEncoder(encoder, accelerator, lambda: spare()[0])
+        decoder = StagedDecoder(decoder, accelerator, lambda: spare()[1])
         if device.type == "cuda":
             raw, out = raw.pin_memory(), out.pin_memory()
     scratch = HeapScratch()
@@ -80,6 +77,16 @@ def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     assert encoded.reason is None, "the case is made so that it can be coded"
     blob = memoryview(encoded.blob)
     return Packer(encode, decode, len(blob), device.type)
+
+
+def _halves(name: str, case: Case, device: torch.device) -> tuple[Encoder, BlobDecoder]:
+    encoder: Encoder
+    if name == "kvtc":
+        encoder = Kvtc(case.layout, case.rope, case.profile, PLAN, device=device)
+    else:
+        # With a bound, as in a daemon, that no block is above.
+        encoder = Kvtc2(case.layout, case.rope, case.profile, case.step, bound=math.inf, device=device)
+    return encoder, Decoder(case.layout, case.rope, lambda _: case.profile, device)
 
 
 def peer(name: str, raw: Tensor, device: torch.device) -> Packer:

@@ -71,7 +71,7 @@ class ByPart(BlobDecoder):
 
 def test_each_part_is_copied_behind_its_event_beside_the_next(told):
     out = torch.full((12,), 0xEE, dtype=torch.uint8)
-    StagedDecoder(ByPart(told), Accelerator(CPU, bus=Bus(CPU))).synthesize(None, out)
+    StagedDecoder(ByPart(told), Accelerator(CPU, bus=Bus(CPU)), None).synthesize(None, out)
 
     assert out.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert told.log == [
@@ -87,7 +87,7 @@ def test_each_part_is_copied_behind_its_event_beside_the_next(told):
 
 def test_without_a_bus_all_is_told_to_one_stream(told):
     out = torch.full((12,), 0xEE, dtype=torch.uint8)
-    StagedDecoder(ByPart(told), Accelerator(CPU)).synthesize(None, out)
+    StagedDecoder(ByPart(told), Accelerator(CPU), None).synthesize(None, out)
 
     assert {name for name, _ in told.log} == {"compute"}
     assert [what for _, what in told.log if what.startswith("decode")] == ["decode 0", "decode 1", "decode 2"]
@@ -101,5 +101,5 @@ def test_parts_are_as_large_as_the_bus_needs(told):
             asked.append(nbytes)
             return super().parts(symbols, out, nbytes)
 
-    StagedDecoder(Asked(told), Accelerator(CPU)).synthesize(None, torch.empty(12, dtype=torch.uint8))
+    StagedDecoder(Asked(told), Accelerator(CPU), None).synthesize(None, torch.empty(12, dtype=torch.uint8))
     assert asked == [staged.PART_BYTES]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support import fake_cuda, fake_nvcomp
 
 from kvtcd.codec import nvcomp
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
 from kvtcd.core.blob import ALIGN, CHUNK_BYTES, CodecId, Header, Kind, parse
@@ -59,7 +60,7 @@ def loaded(kind, monkeypatch) -> Iterator[nvcomp.Nvcomp]:
         fake_cuda.install(monkeypatch)
         fake_nvcomp.install(monkeypatch)
     device = CPU if kind == "stand-in" else torch.device("cuda", 0)
-    found = nvcomp.load(device)
+    found = nvcomp.load(device, Residency())
     if found is None and kind == "cuda":
         pytest.skip("nvCOMP is not here")
     assert found is not None
@@ -140,7 +141,7 @@ def test_the_tables_cover_every_byte_once(sizes, symbols, seed) -> None:
 def test_a_stream_has_one_codec_and_a_shape_one_configuration(monkeypatch) -> None:
     fake_cuda.install(monkeypatch)
     fake = fake_nvcomp.install(monkeypatch)
-    loaded, plain = nvcomp.load(CPU), sections([40_000])
+    loaded, plain = nvcomp.load(CPU, Residency()), sections([40_000])
     blob = parse(memoryview(deflated(header(plain), plain)))
     probes = len(fake.codecs)
     assert loaded is not None
@@ -167,13 +168,28 @@ def test_its_scratch_memory_comes_from_the_pool_of_torch(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "caching_allocator_delete", back.append)
     fake_cuda.install(monkeypatch)
     fake = fake_nvcomp.install(monkeypatch)
-    nvcomp.load(CPU)
+    residency = Residency()
+    nvcomp.load(CPU, residency)
     memory = fake.allocators[-1](123, types.SimpleNamespace(ptr=77))
-    held = memory.ptr, list(back)
+    held = memory.ptr, list(back), residency.used(CPU)
     del memory
 
-    assert held == (4096, [])
-    assert (given, back) == ([(123, CPU, 77)], [4096])
+    assert held == (4096, [], 123)
+    assert (given, back, residency.used(CPU)) == ([(123, CPU, 77)], [4096], 0)
+
+
+def test_scratch_that_is_not_to_be_had_does_not_count(monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "caching_allocator_alloc", refuse)
+    fake_cuda.install(monkeypatch)
+    fake, residency = fake_nvcomp.install(monkeypatch), Residency()
+    nvcomp.load(CPU, residency)
+    with pytest.raises(torch.OutOfMemoryError):
+        fake.allocators[-1](123, types.SimpleNamespace(ptr=77))
+
+    assert residency.used(CPU) == 0
 
 
 @pytest.mark.parametrize(
@@ -188,7 +204,7 @@ def test_what_cannot_be_used_is_one_warning(monkeypatch, caplog, how, why) -> No
     fake_cuda.install(monkeypatch)
     fake_nvcomp.install(monkeypatch, **how)
     with caplog.at_level(logging.DEBUG):
-        assert nvcomp.load(CPU) is None
+        assert nvcomp.load(CPU, Residency()) is None
 
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -198,7 +214,7 @@ def test_what_cannot_be_used_is_one_warning(monkeypatch, caplog, how, why) -> No
 def test_without_the_library_the_warning_names_the_extra(monkeypatch, caplog) -> None:
     monkeypatch.setitem(sys.modules, "nvidia", None)
 
-    assert nvcomp.load(CPU) is None
+    assert nvcomp.load(CPU, Residency()) is None
     (record,) = caplog.records
     assert "kvtcd[cu13]" in record.getMessage()
 

@@ -18,6 +18,7 @@ from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profile import store
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
 from kvtcd.core.blob import CodecId, parse
@@ -59,7 +60,7 @@ def accelerator(entropy, monkeypatch) -> Accelerator:
     fake_cuda.install(monkeypatch)
     fake_nvcomp.install(monkeypatch)
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
-    return Accelerator(device, nvcomp.load(device))
+    return Accelerator(device, nvcomp.load(device, Residency()))
 
 
 def encode(codec, raw):
@@ -147,7 +148,7 @@ def test_a_gpu_and_a_cpu_read_each_others_blobs(folder, choice, monkeypatch) -> 
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     raw = WORLD.block(TOKENS, seed=1, first_token=FIRST)
     plain = codec_for(WORLD.identity, choice, folder)
-    staged = codec_for(WORLD.identity, choice, folder, Accelerator(device, nvcomp.load(device)))
+    staged = codec_for(WORLD.identity, choice, folder, Accelerator(device, nvcomp.load(device, Residency())))
     want = WORLD.values(raw, TOKENS)
     packed = {"cpu": encode(plain, raw), "gpu": encode(staged, raw)}
     torch.cuda.synchronize()

@@ -20,6 +20,7 @@ from rich.table import Table
 from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
 from kvtcd.codec.staged import Accelerator
@@ -81,7 +82,7 @@ def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, obje
 
 def entropy(device: torch.device, chunks: Sequence[int] = CHUNKS) -> list[dict[str, object]]:
     """Measure both entropy stages on codes of four values, as one CPU thread and the device do it. ms."""
-    found = nvcomp.load(device)
+    found = nvcomp.load(device, Residency())
     if found is None:
         return []
     with torch.cuda.stream(torch.cuda.Stream(device)):
@@ -128,7 +129,7 @@ def overlap(device: torch.device, groups: int = 8, delay: float = 0.05) -> list[
     """Run `kvtcd bench overlap` with the codec on threads and on the device."""
     rows: list[dict[str, object]] = []
     raw, choice = bench_overlap.sample(), CodecChoice(name="lossless")
-    for where, accelerator in (("threads", None), ("cuda", Accelerator.on(device))):
+    for where, accelerator in (("threads", None), ("cuda", Accelerator.on(device, Residency()))):
         with tempfile.TemporaryDirectory(prefix="kvtcd-gpu-") as folder:
             profiles = ProfileFolder(Path(folder))
             codec = codec_for(bench_overlap.IDENTITY, choice, profiles, accelerator)

@@ -1,0 +1,176 @@
+"""Bases come and go within a budget, the least recently used first, and never one that is in use."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.patience import PATIENCE_S
+
+from kvtcd.codec.residency import Residency
+from kvtcd.codec.transform import Transform
+
+CPU, OTHER = torch.device("cpu"), torch.device("meta")
+LIMIT = 100
+
+
+class Basis:
+    """Stands for a transform; knows how often it was said to be in use."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def in_use(self) -> None:
+        self.marks += 1
+
+
+class Shelf:
+    """A residency of one device with a limit, and what was made."""
+
+    def __init__(self, limit: int | None = LIMIT) -> None:
+        self.residency, self.made = Residency(), []
+        if limit is not None:
+            self.residency.limit(CPU, limit)
+
+    def use(self, key, nbytes=40, device=CPU):
+        def make():
+            self.made.append(key)
+            return [Basis()]
+
+        return self.residency.hold(key, device, nbytes, make)
+
+    def touch(self, *keys) -> None:
+        for key in keys:
+            with self.use(key):
+                pass
+
+
+def test_what_was_used_last_stays_and_is_made_once():
+    shelf = Shelf()
+    shelf.touch("a", "b", "a", "c", "a", "b")
+    assert shelf.made == ["a", "b", "c", "b"]
+    assert shelf.residency.used(CPU) == 80
+
+
+def test_what_is_in_use_is_never_given_up():
+    shelf = Shelf()
+    with shelf.use("a"), shelf.use("b"):
+        with (
+            pytest.raises(torch.OutOfMemoryError, match=r"40 bytes of bases do not fit .*80 are in use"),
+            shelf.use("c"),
+        ):
+            pass
+        shelf.residency.drop_unused(CPU)
+        assert shelf.residency.used(CPU) == 80
+    shelf.touch("c")
+    assert shelf.made == ["a", "b", "c"]
+
+
+def test_more_than_the_budget_is_not_made():
+    shelf = Shelf()
+    shelf.touch("a")
+    with pytest.raises(torch.OutOfMemoryError), shelf.use("b", LIMIT + 1):
+        pass
+    assert shelf.made == ["a"]
+
+
+def test_for_what_others_take_bases_make_room():
+    shelf = Shelf()
+    shelf.touch("a", "b")
+    shelf.residency.take(CPU, 30)
+    assert shelf.residency.used(CPU) == 70
+    shelf.touch("b")
+    assert shelf.made == ["a", "b"]
+    shelf.residency.give_back(CPU, 30)
+    shelf.touch("a")
+    assert shelf.residency.used(CPU) == 80
+
+
+def test_devices_have_budgets_of_their_own():
+    shelf = Shelf()
+    shelf.touch("a", "b")
+    for key in range(9):
+        with shelf.use(key, device=OTHER):
+            pass
+    assert (shelf.residency.used(CPU), shelf.residency.used(OTHER)) == (80, 360)
+    shelf.residency.drop_unused(OTHER)
+    assert (shelf.residency.used(CPU), shelf.residency.used(OTHER)) == (80, 0)
+
+
+def test_what_could_not_be_made_takes_nothing():
+    shelf = Shelf()
+
+    def fail():
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(torch.OutOfMemoryError), shelf.residency.hold("a", CPU, 40, fail):
+        pass
+    assert shelf.residency.used(CPU) == 0
+
+
+def test_what_has_been_launched_is_marked_even_if_the_call_fails():
+    shelf = Shelf()
+    with shelf.use("a") as (basis,):
+        pass
+    with pytest.raises(ZeroDivisionError), shelf.use("a"):
+        raise ZeroDivisionError
+    assert basis.marks == 2
+
+
+def test_two_threads_have_one_and_nobody_waits_for_another_basis():
+    shelf, begun, go, got = Shelf(), threading.Event(), threading.Event(), []
+
+    def slow():
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        return [Basis()]
+
+    def use():
+        with shelf.residency.hold("slow", CPU, 40, slow) as (basis,):
+            got.append(basis)
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(PATIENCE_S)
+    shelf.touch("quick")
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert shelf.made == ["quick"]
+    assert got[0] is got[1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=30))
+def test_the_budget_holds_whatever_is_used(uses):
+    """Sizes belong to keys; some stay in use until the end."""
+    shelf, sizes, held = Shelf(), {}, {}
+    with ExitStack() as stack:
+        for key, drawn, keep in uses:
+            nbytes = sizes.setdefault(key, drawn)
+            busy = sum(sizes[other] for other in held if other != key)
+            try:
+                value = stack.enter_context(shelf.use(key, nbytes)) if keep else None
+                if not keep:
+                    with shelf.use(key, nbytes) as value:
+                        pass
+            except torch.OutOfMemoryError:
+                assert key not in held
+                assert busy + nbytes > LIMIT
+                continue
+            assert key not in held or value is held[key], "the one in use is the one that is given"
+            if keep:
+                held[key] = value
+            assert shelf.residency.used(CPU) <= LIMIT
+
+
+def test_a_transform_is_as_large_as_it_says():
+    for orthonormal in (True, False):
+        mean, basis = torch.zeros(60), torch.eye(60)[:7]
+        transform = Transform(mean, basis, basis if orthonormal else basis + 1, 3)
+        tensors = {t.data_ptr(): t.nbytes for t in vars(transform).values() if isinstance(t, torch.Tensor)}
+        assert Transform.nbytes(7, 60, orthonormal=orthonormal, device=CPU) == sum(tensors.values())
