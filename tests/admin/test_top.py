@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,3 +157,17 @@ def test_a_daemon_that_has_just_started_has_rates_since_then() -> None:
 )
 def test_the_hour_is_a_line_of_bars(values, drawn) -> None:
     assert top.spark(values, 8) == drawn
+
+
+def test_names_are_whole_on_a_terminal_of_80_columns() -> None:
+    name = "team-a.llama-3.3-70b-instruct.fp8.tp4-rank0.context-131072.produ"
+    answers = answered(5, 3, 1, [])
+    own = {name: {"misses": 0, "tiers": answers.stats["tiers"]}}
+    answers = replace(answers, stats={**answers.stats, "own": own, "degraded": {"set-aside": 1}})
+    out = io.StringIO()
+    Console(file=out, width=80, force_terminal=False).print(top.render(answers, figures(answers)))
+    lines = out.getvalue().splitlines()
+    first = "".join(line.split()[0] for line in lines if line.strip() and line.split()[0] in name)
+    assert "…" not in out.getvalue()
+    assert name in first
+    assert "set aside" in " ".join(out.getvalue().split())

@@ -11,7 +11,17 @@ from dataclasses import replace
 import pytest
 from support.invariants import check
 from support.records import keys_in
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyPacked, block, soon, toy_service
+from support.toy import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    IDENTITY,
+    LAYOUT,
+    ToyCodec,
+    ToyPacked,
+    block,
+    soon,
+    toy_service,
+)
 
 from kvtcd.core import blob as blobs
 from kvtcd.core.errors import (
@@ -588,3 +598,14 @@ async def test_a_service_against_a_dict(tmp_path) -> None:
         assert hits > 50
         environment = toy.service._registry.tenants[TENANT].writer.environment
         assert environment.used == toy.catalog.residents.shelves[Tier.DISK].whole.used
+
+
+async def test_a_missing_profile_is_logged_with_its_namespace_and_tenant(tmp_path, caplog) -> None:
+    def unprofiled(identity, choice) -> ToyCodec:
+        codec = ToyCodec(identity)
+        codec.reason = None if choice.name == "lossless" else "there is no profile"
+        return codec
+
+    async with toy_service(tmp_path, codec=unprofiled) as toy:
+        await toy.service.register(TENANT, "n", IDENTITY)
+    assert f"namespace n of tenant {TENANT} is packed with toy: there is no profile" in caplog.text

@@ -334,3 +334,24 @@ def test_tables_keep_their_meaning_where_rows_are_cards(browser, site):
     )
     assert tables
     assert all(tables), "each has a caption"
+
+
+def test_what_is_degraded_is_said_while_it_is_so(browser, site):
+    enter(browser, site)
+    said = browser.driver.execute_async_script(
+        """
+        const done = arguments[0];
+        import("/page/view.js").then((view) => {
+          const found = [{ "set-aside": 2, "new-fault": 1 }, {}].map((faults) => {
+            view.degraded(faults);
+            const shown = document.getElementById("degraded");
+            return [shown.checkVisibility(), shown.textContent];
+          });
+          done(found);
+        });
+        """
+    )
+    assert said[0][0]
+    assert "damaged disk environments were set aside at the start" in said[0][1]
+    assert "(2); new-fault (1)" in said[0][1]
+    assert said[1] == [False, ""]
