@@ -80,11 +80,13 @@ def command(
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
         documents = cut(loaded, sources, context, continuation, per_file)
-        made = {tokens: profile_for(loaded, phases, tokens=tokens) for tokens in sorted(set(budgets))}
+        asked = sorted(set(budgets))
+        # The largest first: if the recipe has less, that is said before hours go into the others.
+        made = {tokens: profile_for(loaded, phases, tokens=tokens) for tokens in reversed(asked)}
         pairs: dict[tuple[int, Spec], Pair] = {}
         found: dict[tuple[int, Spec], Mapping[str, Dimension]] = {}
         skipped: list[str] = []
-        for tokens, path in made.items():
+        for tokens, path in reversed(made.items()):
             source = ProfileSource(path, identity)
             profile = source.find(identity)
             assert profile, "its path was given"

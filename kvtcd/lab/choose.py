@@ -97,7 +97,8 @@ def command(
         with phases.bar("documents", len(windows)) as advance:
             documents = _read(loaded, identity, [window.tokens for window in windows], context, advance)
         opened = open_codecs(identity, stands(asked, ratios or RATIOS, profile), source)
-        pools = eligible(opened, documents[0].blocks, identity, ratios or RATIOS)
+        with phases("what each codec stores"):
+            pools = eligible(opened, documents[0].blocks, identity, ratios or RATIOS)
         wanted = list(dict.fromkeys(spec for pool in pools.values() for spec in pool))
         with phases.bar("codecs", len(wanted)) as advance:
             samples = {}

@@ -126,16 +126,16 @@ def command(
         phases = Phases(progress)
         loaded = models.load(models.resolve(model, progress))
         identity = models.identity(loaded)
-        source = profile_source(loaded, identity, [spec], profile, phases)
-        opened = open_codecs(identity, [spec, _unguarded(spec)], source)
-        found = source.find(identity)
-        assert found, "the codec was opened"
-        guarded = Guarded.of(identity, found, spec, opened)
         documents = [
             (sources[document.file].name, document.tokens)
             for document in cut(loaded, sources, context, continuation, per_file)
         ]
         documents += made_up(loaded, context + continuation, per_file)
+        source = profile_source(loaded, identity, [spec], profile, phases)
+        opened = open_codecs(identity, [spec, _unguarded(spec)], source)
+        found = source.find(identity)
+        assert found, "the codec was opened"
+        guarded = Guarded.of(identity, found, spec, opened)
         cases: list[Case] = []
         with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
             for number, (name, tokens) in enumerate(documents):

@@ -40,11 +40,11 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return loaded
 
 
-def guarded(tmp_path: Path, codec: str = "kvtc2:4") -> dict:
+def guarded(tmp_path: Path, codec: str = "kvtc2:4", *, windows: int = 2, context: int = 200) -> dict:
     command(
         model="tiny", profile=tmp_path / "it.safetensors", codec=codec,
-        files=[tmp_path / "long.txt", tmp_path / "short.txt"], context=200, continuation=20, per_file=2,
-        threads=1, json=tmp_path / "it.json",
+        files=[tmp_path / "long.txt", tmp_path / "short.txt"], context=context, continuation=20,
+        per_file=windows, threads=1, json=tmp_path / "it.json",
     )  # fmt: skip
     return json.loads((tmp_path / "it.json").read_text())
 
@@ -80,6 +80,21 @@ def test_texts_made_up_documents_and_corrupted_caches_are_measured(
 def test_a_codec_without_guard_or_dial_is_refused(tmp_path: Path, codec: str) -> None:
     with pytest.raises(ConfigError, match=f"'{codec}': only kvtc2 has a guard; say for instance kvtc2:64"):
         guarded(tmp_path, codec)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_one_document_of_each_kind_is_enough(tmp_path: Path) -> None:
+    rows = guarded(tmp_path, windows=1)["rows"]
+    assert {row["documents"] for row in rows} == {1}
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_short_text_is_refused_before_a_profile_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "profile_source", lambda *_: pytest.fail("work was begun"))
+    with pytest.raises(ConfigError, match="tokens, less than"):
+        guarded(tmp_path, context=100_000)
 
 
 def test_made_up_documents_are_the_same_every_time_and_have_their_length(tiny) -> None:

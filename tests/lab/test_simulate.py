@@ -192,7 +192,7 @@ def test_a_plot_that_cannot_be_written_is_an_error_of_ours(tmp_path) -> None:
     from kvtcd.lab.simulate_plot import draw  # noqa: PLC0415 - only with matplotlib
 
     rows = [simulate.Row("p", 1, 1.0, 0.1, 0.1, 0.1, 0.2, 0.0)]
-    with pytest.raises(ConfigError, match="cannot be drawn"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         draw(rows, tmp_path / "absent" / "out.png")
 
 
