@@ -26,8 +26,8 @@ from kvtcd.config.remote import CREDENTIAL
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.regions import side_socket
+from kvtcd.entrance import TOKENS
 from kvtcd.lab.daemon import Daemon
-from kvtcd.serve import TOKENS
 from kvtcd.tiers.state import MASTER_KEY
 
 UNITS = Path(__file__).parents[2] / "systemd"
