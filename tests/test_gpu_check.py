@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import fake_cuda, fake_cudart, fake_nvcomp, gpu_figures, gpu_ready
+from support import fake_cuda, fake_cudart, fake_nvcomp, gpu_figures, gpu_nvcomp, gpu_ready
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -67,6 +67,10 @@ def test_what_it_measures_is_written_and_shown(tmp_path, monkeypatch, capsys) ->
     fake_nvcomp.install(monkeypatch)
     fake_cudart.install(monkeypatch)
     copies, entropy, overlap = gpu_figures.copies, gpu_figures.entropy, gpu_figures.overlap
+    manners, speeds = gpu_nvcomp.manners, gpu_nvcomp.speeds
+    monkeypatch.setattr(gpu_nvcomp, "SIZES", (1, 33, 16_384))
+    monkeypatch.setattr(gpu_nvcomp, "manners", lambda api, device: manners(api, device, 20))
+    monkeypatch.setattr(gpu_nvcomp, "speeds", lambda *most: speeds(*most, chunks=(8192,), batches=(2, 5)))
     monkeypatch.setattr(gpu_figures, "copies", lambda device: copies(device, 1 << 20))
     monkeypatch.setattr(gpu_figures, "entropy", lambda device: entropy(device, (2, 5)))
     monkeypatch.setattr(gpu_figures, "overlap", lambda device: overlap(device, 2, 0.001))
@@ -78,6 +82,39 @@ def test_what_it_measures_is_written_and_shown(tmp_path, monkeypatch, capsys) ->
     assert [(row["codec_on"], row["way"]) for row in figures["overlap"]] == [
         (where, way) for where in ("threads", "cuda") for way in ("demote", "promote")
     ]
+    assert [(row["algorithm"], row["type"], row["chunks"]) for row in figures["nvcomp_speeds"]] == [
+        (*algorithm, count) for algorithm in gpu_nvcomp.ALGORITHMS for count in (2, 5)
+    ]
+    assert all(row["decode_gb_s"] > 0 and row["ratio"] > 1 for row in figures["nvcomp_speeds"])
+    assert len(figures["exchanged"]) == 2 * 3 * 2
+    assert all(row["zlib_reads"] and row["reads_zlib"] for row in figures["exchanged"])
+    assert figures["manners"]["pinned"] == "encodes into it and decodes from it"
+    assert figures["manners"]["list"].startswith("refused"), "the stand-in takes no lists"
     assert {"inflate_crossover", "deflate_crossover", "crossover_used", "machine"} <= set(figures)
     shown = capsys.readouterr().out
     assert all(title in shown for title in ("copies", "entropy", "overlap"))
+
+
+def test_a_library_that_zlib_does_not_read_fails_the_check(tmp_path, monkeypatch, capsys) -> None:
+    fake_cuda.install(monkeypatch)
+    fake_cudart.install(monkeypatch)
+    row = {"type": 0, "bytes": 33, "noise": False, "zlib_reads": False, "reads_zlib": True}
+    monkeypatch.setattr(gpu_figures, "library", lambda _: {"exchanged": [row]})
+    for name in ("copies", "entropy", "overlap"):
+        monkeypatch.setattr(gpu_figures, name, lambda _: [])
+    with pytest.raises(SystemExit) as ended:
+        gpu_figures.measure(CPU, tmp_path / "figures.json")
+
+    assert ended.value.code == 1
+    assert "do not read each other" in capsys.readouterr().out
+
+
+def test_what_failed_is_written_and_the_rest_goes_on(monkeypatch) -> None:
+    def speed(*_: object) -> dict[str, object]:
+        raise RuntimeError("not supported")
+
+    monkeypatch.setattr(gpu_nvcomp, "_speed", speed)
+    rows = gpu_nvcomp.speeds(None, CPU, float("inf"), chunks=(8192,), batches=(2,))
+
+    assert [row["failed"] for row in rows] == ["not supported"] * len(gpu_nvcomp.ALGORITHMS)
+    assert gpu_nvcomp.speeds(None, CPU, 0.0, chunks=(8192,), batches=(2,)) == [], "there was no time left"

@@ -75,14 +75,17 @@ def as_arrays(buffer: torch.Tensor, offsets: list[int], sizes: list[int], cuda_s
 
 
 class Codec:
-    """Raw DEFLATE by zlib."""
+    """Raw DEFLATE by zlib, whatever the algorithm."""
 
     made: list[Codec]
     flaw: str
 
-    def __init__(self, *, algorithm, algorithm_type, bitstream_kind, device_id, cuda_stream) -> None:
-        assert (algorithm, algorithm_type, device_id) == ("Deflate", 0, 0)
+    def __init__(self, *, algorithm, bitstream_kind, device_id, cuda_stream, algorithm_type=None) -> None:
+        assert algorithm in {"Deflate", "GDeflate", "Zstd", "ANS"}
+        assert (algorithm_type is None) == (algorithm in {"Zstd", "ANS"})
+        assert device_id == 0
         assert bitstream_kind is BitstreamKind.RAW
+        self.algorithm = algorithm, algorithm_type
         self.stream, self.thread = cuda_stream, threading.get_ident()
         self.decodes, self.encodes, self.configured = 0, 0, 0
         self.made.append(self)

@@ -1,4 +1,4 @@
-"""What can be measured of a GPU in two minutes: copies, the crossover of nvCOMP and a CPU, overlap.
+"""What can be measured of a GPU in two minutes: copies, nvCOMP and where it passes a CPU, overlap.
 
 ``python -m support.gpu_figures FILE`` writes JSON and shows a table.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from rich.console import Console
 from rich.table import Table
+from support import gpu_nvcomp
 
 from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
 REPEATS = 7
+NVCOMP_S = 40.0
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
@@ -90,12 +92,9 @@ def entropy(device: torch.device, chunks: Sequence[int] = CHUNKS) -> list[dict[s
 
 
 def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str, object]:
-    # Rounded normal noise, two codes of four bits in a byte: what `kvtc2` gives the entropy stage.
-    draw = torch.Generator().manual_seed(0)
-    codes = torch.randn((2, count * CHUNK_BYTES), generator=draw).mul_(1.5).round_().clamp_(-8, 7).add_(8)
-    low, high = codes.to(torch.uint8)
-    plain = [Plain(Part(Kind.CODES, 0, 4), 0, 1, low | (high << 4))]
-    header = Header(CodecId.LOSSLESS, 1, Dtype.BF16, bytes(32), 1, low.numel())
+    packed = gpu_nvcomp.codes(count * CHUNK_BYTES, torch.device("cpu"))
+    plain = [Plain(Part(Kind.CODES, 0, 4), 0, 1, packed)]
+    header = Header(CodecId.LOSSLESS, 1, Dtype.BF16, bytes(32), 1, packed.numel())
     cpu, gpu = deflated(header, plain), found.deflated(header, plain)
     blob, scratch = parse(memoryview(cpu)), HeapScratch()
     for written in (cpu, gpu):
@@ -113,8 +112,8 @@ def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str
         "inflate_gpu_ms": 1e3 * seconds(lambda: found.inflated(blob), device),
         "deflate_cpu_ms": 1e3 * seconds(lambda: deflated(header, plain), device, 2),
         "deflate_gpu_ms": 1e3 * seconds(lambda: found.deflated(header, plain), device, 2),
-        "ratio_cpu": low.numel() / len(cpu),
-        "ratio_gpu": low.numel() / len(gpu),
+        "ratio_cpu": packed.numel() / len(cpu),
+        "ratio_gpu": packed.numel() / len(gpu),
     }
 
 
@@ -153,17 +152,51 @@ def table(title: str, rows: Sequence[dict[str, object]]) -> Table:
     return shown
 
 
+def library(device: torch.device, seconds: float = NVCOMP_S) -> dict[str, object]:
+    """Ask nvCOMP itself what has to be known of it; empty without it. `seconds`: about how long."""
+    until = time.monotonic() + seconds
+    if nvcomp.load(device, Residency()) is None:
+        return {}
+    from nvidia import nvcomp as api  # noqa: PLC0415 - there only with an extra
+
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return {
+            "nvcomp": api.__version__,
+            "exchanged": gpu_nvcomp.exchanged(api, device),
+            "manners": gpu_nvcomp.manners(api, device),
+            "nvcomp_speeds": gpu_nvcomp.speeds(api, device, until),
+        }
+
+
+def versions() -> dict[str, object]:
+    """Say what card and which CUDA it is."""
+    if not torch.cuda.is_available():
+        return {"cuda": torch.version.cuda}
+    card = torch.cuda.get_device_properties(0)
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "cuda": torch.version.cuda, "card": card.name, "capability": [card.major, card.minor],
+        "multiprocessors": card.multi_processor_count, "memory": total, "memory_free": free,
+    }  # fmt: skip
+
+
 def measure(device: torch.device, out: Path) -> None:
-    """Measure everything, write it, and show it."""
-    figures: dict[str, object] = {"copies": copies(device), "entropy": entropy(device)}
+    """Measure everything, write it, and show it. Ends the process with 1 where zlib and nvCOMP differ."""
+    figures: dict[str, object] = versions() | {"copies": copies(device), "entropy": entropy(device)}
+    figures |= library(device)
     figures |= {f"{way}_crossover": crossover(figures["entropy"], way) for way in ("inflate", "deflate")}
     figures["crossover_used"] = nvcomp.CROSSOVER
     figures["overlap"] = overlap(device)
     write_json(out, "gpu check", figures)
     console = Console(width=150)
-    for name in ("copies", "entropy", "overlap"):
-        console.print(table(name, figures[name]))
-    console.print({name: value for name, value in figures.items() if "crossover" in name})
+    for name in ("copies", "entropy", "nvcomp_speeds", "overlap"):
+        console.print(table(name, figures.get(name, [])))
+    shown = ("crossover", "card", "cuda", "nvcomp", "manners")
+    console.print({key: figures[key] for key in figures if key in shown or "crossover" in key})
+    wrong = [row for row in figures.get("exchanged", []) if not row["zlib_reads"] or not row["reads_zlib"]]
+    if wrong:
+        console.print(table("zlib and nvCOMP do not read each other", wrong))
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
