@@ -159,7 +159,13 @@ def calibrate(
         list[Path] | None,
         input_option("--text", help="Text or JSONL file, several allowed; without any, the built-in mix."),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=CALIBRATION_TOKENS, help="Tokens to calibrate on.")] = 65_536,
+    tokens: Annotated[
+        int,
+        typer.Option(
+            min=CALIBRATION_TOKENS,
+            help="Tokens to read; an eighth or more is held out, the others are fitted to.",
+        ),
+    ] = 65_536,
     seed: Annotated[int, typer.Option(help="Of every random choice.")] = 0,
     rank: Annotated[int, typer.Option(min=1, help="Most components to keep of each stream.")] = 10_000,
     sensitivity: Annotated[

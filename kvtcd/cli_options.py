@@ -70,8 +70,8 @@ CodecsOption = Annotated[
     list[str],
     typer.Option(
         "--codec",
-        help="NAME, NAME:dial or NAME:dial,option, several allowed. Dials are ratios, below 1 KLs, or bits. "
-        "Without, it is swept.",
+        help="NAME, NAME:dial or NAME:dial,option, several allowed. Dials are ratios, below 1 KLs, or bits; "
+        "without one, several are measured.",
         parser=_codec,
         metavar="CODEC",
     ),
