@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -114,3 +115,14 @@ def test_what_is_refused_at_once_needs_no_model_library():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["2", "False"]
     assert "kvtc2:0" in run.stderr
+
+
+def test_figures_are_written_before_what_may_fail_to_draw_them():
+    root = Path(models.__file__).parent
+    both = {
+        path.name: (text.index("\n    if json:"), text.index("\n    if plot"))
+        for path in root.rglob("*.py")
+        if "\n    if json:" in (text := path.read_text("utf-8")) and "\n    if plot" in text
+    }
+    assert len(both) >= 8
+    assert [name for name, (written, drawn) in both.items() if written > drawn] == []
