@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +81,7 @@ async def service(
         AlreadyRunning: another process holds the state directory.
     """
     policies = await asyncio.to_thread(load_policies, config.policies)
-    await asyncio.to_thread(machine.verify, config)  # before anything is made
+    await asyncio.to_thread(machine.verify, config, policies)  # before anything is made
     os.umask(0o077)
     torch.set_num_threads(config.codec.threads or max(1, (os.cpu_count() or 1) // 2))
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
@@ -143,7 +144,7 @@ def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> tu
         ConfigError, Unavailable: see there.
     """
     policies = load_policies(config.policies)
-    machine.verify(config)
+    machine.verify(config, policies)
     _tracing(config)
     state = StateFiles(config.daemon.state)
     held = state.examine()
@@ -181,9 +182,13 @@ def _assemble(
     sightings = Sightings(FADING * policies[-1].evict.half_life)
     residency = Residency()
     device = machine.device_memory(config)
-    accelerator = machine.accelerator(config, residency, lambda why: metrics.on_cpu.labels(why).inc())
+    accelerator = machine.accelerator(
+        config, policies, residency, lambda why: metrics.on_cpu.labels(why).inc()
+    )
+    on_cpu = None
     if accelerator:
         stages = on_cuda(accelerator.device, lost)
+        on_cpu = replace(on_threads("-cpu"), read=stages.read, copy=stages.copy)
     else:
         stages = copies_on_cuda(device.device, lost) if device else on_threads()
     copied = device or accelerator or (config.gpu.regions and torch.cuda.is_available())
@@ -200,6 +205,7 @@ def _assemble(
         memory=memory,
         put_record=Put,
         stages=stages,
+        on_cpu=on_cpu,
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
@@ -210,7 +216,12 @@ def _assemble(
     profiles = ProfileFolder(config.codec.profiles, residency)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
-        return choose.codec_for(identity, choice, profiles, accelerator)
+        where = choice.device or machine.codec_device(config)
+        if where == "cuda" and accelerator is None:
+            _log.warning(
+                "a policy has its blocks packed on a GPU, of which this start knew nothing: the CPU does"
+            )
+        return choose.codec_for(identity, choice, profiles, accelerator if where == "cuda" else None)
 
     def open_environment(tag: str) -> Environment:
         return Environment(state.tenant(tag), quota=config.disk.capacity)
@@ -227,7 +238,8 @@ def _assemble(
     if remote:
         mover.packed, mover.passed = remote.packed, remote.passed
         mover.missing = remote.profiles.fetch
-    lanes, recorder = [*stages.streams(), lane], None
+    streams = dict.fromkeys((*stages.streams(), *(on_cpu.streams() if on_cpu else ())))
+    lanes, recorder = [*streams, lane], None
     if record:
         lanes.append(writing := Lane("record"))
         recorder = Recorder(record, writing, metrics)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
+from kvtcd.core.policy import DeviceName, Policy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.memory import HostMemory
 
@@ -19,7 +20,7 @@ AUTO_CODEC = 20
 """The same for ``codec.memory``."""
 
 
-def verify(config: Config) -> None:
+def verify(config: Config, policies: Sequence[Policy]) -> None:
     """Refuse what a start would refuse for want of it; of memory nothing is touched or kept.
 
     Raises:
@@ -28,7 +29,7 @@ def verify(config: Config) -> None:
     host_memory(config)
     if _holds(config):
         _cuda(config, "gpu.capacity")
-    if _packs(config):
+    if _packs(config, policies):
         _cuda(config, "codec.device")
 
 
@@ -62,15 +63,24 @@ def device_memory(config: Config) -> DeviceMemory | None:
         raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
 
 
-def accelerator(config: Config, residency: Residency, spared: Callable[[str], None]) -> Accelerator | None:
-    """Return what packs and unpacks, None for the CPU.
+def codec_device(config: Config) -> DeviceName:
+    """Return where blocks are packed whose policy does not say it."""
+    device = config.codec.device
+    return "cuda" if (torch.cuda.is_available() if device == "auto" else device != "cpu") else "cpu"
+
+
+def accelerator(
+    config: Config, policies: Sequence[Policy], residency: Residency, spared: Callable[[str], None]
+) -> Accelerator | None:
+    """Return the GPU that packs and unpacks, None where it is the CPU for all.
 
     Args:
         config: which device that is, and what codecs may have of it.
+        policies: of which some may ask for it.
         residency: is given that as its limit.
         spared: as of `Accelerator`.
     """
-    if not _packs(config):
+    if not _packs(config, policies):
         return None
     device, memory = _cuda(config, "codec.device"), config.codec.memory
     if memory == "auto":
@@ -85,16 +95,19 @@ def _holds(config: Config) -> bool:
     return torch.cuda.is_available() if capacity == "auto" else capacity > 0
 
 
-def _packs(config: Config) -> bool:
-    """Tell whether a GPU is to pack them."""
-    device = config.codec.device
-    return torch.cuda.is_available() if device == "auto" else device == "cuda"
+def _packs(config: Config, policies: Sequence[Policy]) -> bool:
+    """Tell whether a GPU is to pack some of them."""
+    return "cuda" in {codec_device(config), *(policy.codec.device for policy in policies)}
 
 
 def _cuda(config: Config, field: str) -> torch.device:
-    """Return the CUDA device that a field asks for."""
-    number, found = config.gpu.device, torch.cuda.device_count()
+    """Return the CUDA device that a field asks for, or has a policy ask for."""
+    found = torch.cuda.device_count()
+    _, _, named = config.codec.device.partition(":")
+    number, by = config.gpu.device, "gpu.device"
+    if field == "codec.device" and named:
+        number, by = int(named), field
     if number >= found:
-        why = f"asks for the CUDA device {number} (gpu.device), and CUDA finds {found} of them"
+        why = f"asks for the CUDA device {number} ({by}), and CUDA finds {found} of them"
         raise config.fault(field, why)
     return torch.device("cuda", number)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +26,7 @@ from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import StagedEncoder
-from kvtcd.config import Config, dump, load
+from kvtcd.config import Config, dump, load, load_policies
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -53,10 +54,14 @@ def _process():
     torch.set_num_threads(threads)
 
 
-def configuration(folder, *, device="auto", gpu="auto", host=4 << 20, name="lossless", to="host") -> Config:
+def configuration(
+    folder, *, device="auto", gpu="auto", host=4 << 20, name="lossless", to="host", where=None
+) -> Config:
     (folder / "profiles").mkdir(exist_ok=True)
     policy = folder / "policy.toml"
     text = POLICY.format(name=name, to=to)
+    if where:
+        text = text.replace("[codec]", f'[codec]\ndevice = "{where}"')
     policy.write_text(text.replace("ratio = 8\nwindow = 0\n", "") if name == "lossless" else text)
     return Config.model_validate(
         {
@@ -146,6 +151,64 @@ async def test_a_whole_daemon_on_the_twin_of_a_gpu(tmp_path, twin, name) -> None
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize(
+    ("device", "where", "want"),
+    [("auto", "cpu", "cpu"), ("auto", "cuda", "cuda"), ("cpu", "cuda", "cuda"), ("cpu", "cpu", "cpu")],
+)
+async def test_a_policy_says_where_its_blocks_are_packed(tmp_path, device, where, want) -> None:
+    config = configuration(tmp_path, gpu=0, device=device, name="kvtc2", where=where)
+    await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
+    async with bootstrap.service(config) as service:
+        same = await there_and_back(service)
+        namespace = service.namespace(TENANT, "n")
+        threads = {thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
+    by_nvcomp = sum(made.encodes + made.decodes for made in fake_nvcomp.Codec.made[1:])
+
+    assert same == [True] * BLOCKS
+    assert (namespace.codec.device, namespace.lossless.device) == (want, want)
+    assert isinstance(namespace.codec.encoder, StagedEncoder) == (want == "cuda")
+    assert by_nvcomp == (2 * BLOCKS if want == "cuda" else 0)
+    on_threads = "kvtcd-analyze-cpu" if device == "auto" else "kvtcd-analyze"
+    assert want == "cuda" or on_threads in threads
+    assert ("kvtcd-analyze-reaper" in threads) == (want == "cuda")
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+async def test_a_gpu_that_only_a_later_policy_asks_for_is_the_cpu(tmp_path, caplog) -> None:
+    asking = configuration(tmp_path, gpu=0, device="cpu", where="cuda")
+    later = await asyncio.to_thread(load_policies, asking.policies)
+    with caplog.at_level(logging.WARNING):
+        async with bootstrap.service(configuration(tmp_path, gpu=0, device="cpu")) as service:
+            await service.reload(later)
+            same = await there_and_back(service)
+            device = service.namespace(TENANT, "n").codec.device
+
+    assert (same, device) == ([True] * BLOCKS, "cpu")
+    assert "of which this start knew nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "found", "want"),
+    [
+        ("cuda", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+        ("cuda:1", 1, r"asks for the CUDA device 1 \(codec.device\)"),
+    ],
+)
+def test_codecs_may_have_another_gpu_than_blocks(tmp_path, monkeypatch, device, found, want) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    config = configuration(tmp_path, device=device)
+    if found == int(device[5:] or 0):
+        with pytest.raises(ConfigError, match=want):
+            machine._cuda(config, "codec.device")
+    else:
+        assert str(machine._cuda(config, "codec.device")) == want
+    assert str(machine._cuda(config, "gpu.capacity")) == "cuda:0"
+
+
+@pytest.mark.asyncio
 async def test_where_pinning_fails_the_daemon_goes_on(tmp_path, twin, caplog) -> None:
     twin.answer = fake_cudart.OUT_OF_MEMORY
     with caplog.at_level(logging.WARNING):
@@ -230,7 +293,7 @@ def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, asked, limit) -> None:
     config = configuration(tmp_path)
     config = config.model_copy(update={"codec": config.codec.model_copy(update={"memory": asked})})
     residency, spared, cpu = Residency(), [], torch.device("cpu")
-    made = machine.accelerator(config, residency, spared.append)
+    made = machine.accelerator(config, (), residency, spared.append)
     made.spared("memory")
     residency.take(cpu, limit - 100)
     with residency.hold("fits", cpu, 100, list):

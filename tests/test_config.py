@@ -85,6 +85,8 @@ def test_a_dump_reads_back(tmp_path: Path) -> None:
         ("[gpu]\ncapacity = '64XB'", "gpu.capacity", "'64XB' is not a size"),
         ("[gpu]\ncapacity = -1", "gpu.capacity", '"auto"'),
         ("[codec]\nmemory = 'much'", "codec.memory", '"auto"'),
+        ("[codec]\ndevice = 'tpu'", "codec.device", '\'tpu\' is not "auto", "cpu", "cuda"'),
+        ("[codec]\ndevice = ''", "codec.device", "'' is not"),
         ("[tenants]\nhost = '64XB'", "tenants.host", "neither a share above 0 and up to 1, nor a size"),
         ("[limits]\nin_flight = '1 KiB'", "limits.in_flight", "1 KiB is too little; at least 1 MiB"),
         ("[limits]\nconnections = 'x'", "limits.connections", "must be a whole number, not text"),

@@ -73,7 +73,13 @@ class Choice:
 
     def resolve(self, asked: CodecChoice) -> CodecChoice:
         """Return what a policy means that asks for `auto` at this ratio."""
-        return replace(self.chosen.codec, sinks=asked.sinks, window=asked.window, on_drift=asked.on_drift)
+        return replace(
+            self.chosen.codec,
+            sinks=asked.sinks,
+            window=asked.window,
+            on_drift=asked.on_drift,
+            device=asked.device,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the canonical form: numbers as text, since canonical JSON has none but integers."""

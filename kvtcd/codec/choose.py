@@ -32,7 +32,7 @@ from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
-from kvtcd.core.policy import CodecChoice
+from kvtcd.core.policy import CodecChoice, DeviceName
 
 _LOSSLESS = "lossless"
 _TABLES = 10 << 10
@@ -72,15 +72,17 @@ class NamespaceCodec:
         reason: why that is not what the policy asks for, if so.
         profile: SHA-256 of the profile that the encoder uses, in hex.
         expected_kl: divergence that calibration measured where the dial stands, nats per token.
+        device: where that works.
     """
 
     def __init__(
         self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None,
         *, profile: str | None = None, expected_kl: float | None = None, watched: Watched | None = None,
+        device: DeviceName = "cpu",
     ) -> None:  # fmt: skip
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
-        self.profile, self.expected_kl = profile, expected_kl
+        self.profile, self.expected_kl, self.device = profile, expected_kl, device
         self._watched = watched
 
     @property
@@ -189,9 +191,8 @@ def codec_for(
         profiles: those there are.
         accelerator: what does the work; None: a CPU.
     """
-    layout, rope = identity.layout, identity.rope
+    layout, rope, pages = identity.layout, identity.rope, page_map(identity)
     device = accelerator.device if accelerator else torch.device("cpu")
-    pages = page_map(identity)
     on_cpu = cache(partial(codec_for, identity, choice, profiles))
 
     def codec(
@@ -213,7 +214,7 @@ def codec_for(
             encoder, decoder, name, reason,
             profile=profile.digest.hex() if profile else None,
             expected_kl=_expected_kl(profile, choice) if profile else None,
-            watched=watched,
+            watched=watched, device="cuda" if accelerator else "cpu",
         )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:
@@ -221,7 +222,6 @@ def codec_for(
 
     if choice.name == _LOSSLESS:
         return losslessly()
-
     if identity.page_format != "canonical" and pages is None:
         return losslessly(f"page format {identity.page_format} has no map to the canonical one")
     profile = profiles.find(identity) if DIALS[choice.name].calibrated else None

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,16 +62,17 @@ def _file(text: str) -> str:
     return text and str(usable(Path(text)))
 
 
-def _endpoint(text: str) -> str:
-    if text and not re.fullmatch(r"tcp://.+:[0-9]{1,5}|ipc:///.+", text):
-        raise ValueError(f'{text!r} is not "tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"')
+def _like(pattern: str, example: str, text: str) -> str:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{text!r} is not {example}")
     return text
 
 
-def _collector(text: str) -> str:
-    if text and not re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", text):
-        raise ValueError(f'{text!r} is not "http://127.0.0.1:4318", say')
-    return text
+_ENDPOINT = partial(
+    _like, "|tcp://.+:[0-9]{1,5}|ipc:///.+", '"tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"'
+)
+_COLLECTOR = partial(_like, "|https?://[^/?#]+(/[^?#]*)?", '"http://127.0.0.1:4318", say')
+_DEVICE = partial(_like, "auto|cpu|cuda(:[0-9]{1,3})?", '"auto", "cpu", "cuda", or "cuda:1", say')
 
 
 class Daemon(Table):
@@ -143,8 +145,9 @@ class Codec(Table):
     """Where profiles lie, and what packs and unpacks."""
 
     profiles: FilePath = Path("/var/lib/kvtcd/profiles")
-    device: Literal["auto", "cpu", "cuda"] = "cpu"
-    """Where the products run; ``auto``: on the device of `Gpu` where there is one. Blobs are the same."""
+    device: Annotated[str, AfterValidator(_DEVICE)] = "cpu"
+    """Where the products run, unless a policy says ``cpu`` or ``cuda``; ``cuda``: on the device of `Gpu`,
+    ``cuda:N``: on another one; ``auto``: ``cuda`` where there is one. Blobs are the same."""
     memory: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = "auto"
     """Of that device, for bases of profiles and scratch of nvCOMP; ``auto``: a twentieth."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
@@ -154,9 +157,9 @@ class Codec(Table):
 class Events(Table):
     """KV events for routers, on ZeroMQ and in vLLM's form."""
 
-    zmq: Annotated[str, AfterValidator(_endpoint)] = ""
+    zmq: Annotated[str, AfterValidator(_ENDPOINT)] = ""
     """Where subscribers connect to; empty: nothing is published."""
-    replay: Annotated[str, AfterValidator(_endpoint)] = ""
+    replay: Annotated[str, AfterValidator(_ENDPOINT)] = ""
     """Where they ask for batches that they have missed; empty: nowhere."""
     topic: str = ""
     tenant: str = ""
@@ -167,7 +170,7 @@ class Events(Table):
 class Tracing(Table):
     """Spans of requests, moves and stages, for OpenTelemetry."""
 
-    endpoint: Annotated[str, AfterValidator(_collector)] = ""
+    endpoint: Annotated[str, AfterValidator(_COLLECTOR)] = ""
     """Where a collector takes them by OTLP over HTTP; empty: nothing is traced."""
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Of requests that do not say themselves whether they are to be traced."""

@@ -14,6 +14,7 @@ from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
     Admit,
     CodecChoice,
+    DeviceName,
     DiskTier,
     Evict,
     EvictName,
@@ -47,6 +48,7 @@ class _CodecTable(Table):
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sinks: Annotated[int, Field(ge=0, le=1024)] = 4
     window: Annotated[int, Field(ge=0, le=4096)] = 128
+    device: DeviceName | None = None
 
     @field_validator("ratio")
     @classmethod

@@ -11,6 +11,7 @@ from kvtcd.core.drift import OnDrift
 from kvtcd.core.identity import is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
+DeviceName = Literal["cpu", "cuda"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class CodecChoice:
     divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence that stay exact,
     or for `kvtc2`'s window finer; to `lossless` they mean nothing. `bits`: of a value, before what goes with
     them. `level`: of CacheGen. `on_drift`: what becomes of blocks that are unlike what the profile was made
-    from.
+    from. `device`: where blocks are packed and unpacked, the CPU or the GPU that the daemon has for that;
+    None: where config.toml says.
     """
 
     name: CodecName = "kvtc2"
@@ -55,6 +57,7 @@ class CodecChoice:
     level: int | None = None
     options: tuple[str, ...] = ()
     on_drift: OnDrift = "warn"
+    device: DeviceName | None = None
 
     def __post_init__(self) -> None:
         dial = DIALS[self.name]

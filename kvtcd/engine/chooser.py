@@ -36,9 +36,10 @@ class Chooser:
             )
         return codec
 
-    async def lossless(self, identity: Identity) -> Codec:
+    async def lossless(self, identity: Identity, policy: Policy) -> Codec:
         """Return what packs in a hurry."""
-        return await self._lane.run(self._codecs, identity, CodecChoice("lossless"))
+        choice = CodecChoice("lossless", device=policy.codec.device)
+        return await self._lane.run(self._codecs, identity, choice)
 
     async def renewed(self, namespace: Namespace, policy: Policy) -> Codec:
         """Return the codec that a policy gives a namespace with the profiles of now; its own, if the same."""

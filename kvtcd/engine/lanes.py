@@ -79,16 +79,19 @@ def _follow(call: Callable[[T], U], after: Future[T], watch: Watch | None) -> U:
         watch(begin, time.perf_counter())
 
 
-def on_threads() -> Stages:
-    """Return the stages of a host without a GPU.
+def on_threads(suffix: str = "") -> Stages:
+    """Return the stages of codecs that work on the CPU.
 
     There is a thread for the disk, one for each half of the codec, either way; what takes no time beside its
     neighbour shares its neighbour's thread: changes of threads add to the latency of a single block.
+
+    Args:
+        suffix: of the threads' names.
     """
-    inflate, synthesize = Lane("inflate"), Lane("synthesize")
-    analyze, deflate = Lane("analyze"), Lane("deflate")
+    inflate, synthesize = Lane("inflate" + suffix), Lane("synthesize" + suffix)
+    analyze, deflate = Lane("analyze" + suffix), Lane("deflate" + suffix)
     return Stages(
-        read=Stage("read", Lane("read")),
+        read=Stage("read", Lane("read" + suffix)),
         check=Stage("check", inflate),
         inflate=Stage("inflate", inflate),
         synthesize=Stage("synthesize", synthesize),
@@ -97,5 +100,5 @@ def on_threads() -> Stages:
         analyze=Stage("analyze", analyze),
         deflate=Stage("deflate", deflate),
         seal=Stage("seal", deflate),
-        copy=Stage("copy", Lane("copy")),
+        copy=Stage("copy", Lane("copy" + suffix)),
     )

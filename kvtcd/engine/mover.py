@@ -72,6 +72,7 @@ class Mover:
         device: the GPU tier; None without one.
         put_record: makes a record for the disk tier.
         stages: where the stages run.
+        on_cpu: where those of codecs run that work on the CPU; None: where all do.
         scratch: makes the memory of one block in flight.
         metrics: told what happened.
         footprint: bytes the disk tier accounts a record with, from lengths of envelope and blob.
@@ -90,6 +91,7 @@ class Mover:
         memory: Memory,
         put_record: PutRecord,
         stages: Stages,
+        on_cpu: Stages | None = None,
         scratch: Callable[[], Scratch],
         metrics: Metrics,
         footprint: Callable[[int, int], int],
@@ -98,13 +100,12 @@ class Mover:
         tracer: Tracer | None = None,
     ) -> None:
         self._memory, self._device, self._put_record = memory, device, put_record
-        self._metrics, self._footprint = metrics, footprint
-        self._tracer = tracer
+        self._metrics, self._footprint, self._tracer = metrics, footprint, tracer
         self.packed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
-        self._stages = stages
+        self._stages, self._on_cpu = stages, on_cpu or stages
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
 
@@ -166,8 +167,8 @@ class Mover:
         return await self._commit(move.key, record, tenant, watch)
 
     async def _pack(self, flight: Flight[Scratch], move: Move, origin: Origin, tenant: Tenant) -> Record:
-        stages, namespace = self._stages, origin.namespace
-        codec = namespace.lossless if move.lossless else namespace.codec
+        codec = origin.namespace.lossless if move.lossless else origin.namespace.codec
+        stages = self._on_cpu if codec.device == "cpu" else self._stages
         scratch, pieces = flight.slot, self._memory.pieces(move.key)
         deflated = (
             flight.begin(stages.gather, lambda: steps.gather(pieces, scratch))
@@ -184,7 +185,7 @@ class Mover:
         try:
             record = await sealed.end()
         finally:
-            drift.notice(namespace, self._metrics)
+            drift.notice(origin.namespace, self._metrics)
         self.packed(move.key, record, origin, tenant)
         self._count(await deflated.end(), origin, hurried=move.lossless)
         return record
@@ -252,8 +253,8 @@ class Mover:
         self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
     ) -> Outcome:
         """Check a packed block and unpack it into its place in host memory."""
-        stages, codec, layout = self._stages, namespace.codec, namespace.identity.layout
-        key, pieces = move.key, self._memory.pieces(move.key)
+        codec, key, pieces = namespace.codec, move.key, self._memory.pieces(move.key)
+        stages = self._on_cpu if codec.device == "cpu" else self._stages
         packed = self._memory.pieces(key, Form.PACKED) if move.source is Place.PACKED else None
 
         def fetch(scratch: Scratch) -> Record:
@@ -267,7 +268,8 @@ class Mover:
             scratch = flight.slot
             fetched = flight.begin(stages.read, lambda: fetch(scratch))
             checked = fetched.then(
-                stages.check, lambda found: steps.check(found, key, tenant, layout, scratch)
+                stages.check,
+                lambda found: steps.check(found, key, tenant, namespace.identity.layout, scratch),
             )
             placed = (
                 checked.then(stages.inflate, lambda record: codec.inflate(record.blob, scratch))

@@ -13,7 +13,7 @@ from kvtcd.core.drift import Drift
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form
-from kvtcd.core.policy import CodecChoice
+from kvtcd.core.policy import CodecChoice, DeviceName
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -125,6 +125,10 @@ class Codec(Protocol):
     @property
     def expected_kl(self) -> float | None:
         """Divergence that calibration measured where the dial stands, nats per token."""
+
+    @property
+    def device(self) -> DeviceName:
+        """Where it works."""
 
     @property
     def drift(self) -> Drift | None:

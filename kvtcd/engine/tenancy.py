@@ -205,7 +205,7 @@ class Tenancy:
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
         policy = _governing(self._policies, name, identity)
         codec = await self._chooser.first(tenant, name, identity, policy)
-        lossless = await self._chooser.lossless(identity)
+        lossless = await self._chooser.lossless(identity, policy)
         namespace = self.registry.add(
             tenant, name, identity, generation=generation, policy=policy, codec=codec, lossless=lossless
         )

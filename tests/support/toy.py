@@ -117,6 +117,7 @@ class ToyCodec:
     profile: str | None = None
     expected_kl: float | None = None
     drift: Drift | None = None
+    device: str = "cuda"
     afters: dict[bytes, int] = field(default_factory=dict)
     fail: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
