@@ -33,6 +33,8 @@ PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each further try to reach a daemon that is away; the last one again and again."""
 REFUSED_S = 60.0
 """The same where the daemon refuses what we are: only an operator changes that."""
+QUIET_S = 10.0
+"""Seconds between two lines of the log that say what a daemon did not do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Link:
         self._identities = tuple(identities)
         self._seconds, self._valid, self._on_lost = seconds, valid, on_lost
         self._state = State()
+        self._quiet_until = 0.0
         self._lock = threading.Lock()
         self._reaching = threading.Lock()
 
@@ -176,7 +179,9 @@ class Link:
             overloaded = isinstance(error, Busy | StoreFailed | ServerError) and not isinstance(
                 error, Stopping
             )
-            if self.up and not overloaded:
+            if overloaded:
+                self._passed_over(error)
+            elif self.up:
                 self._lost(error)
 
     def close(self) -> None:
@@ -194,6 +199,12 @@ class Link:
             with self._lock:
                 self._state = State(stopped=why)
         return bool(self._state.stopped)
+
+    def _passed_over(self, error: KvtcdError) -> None:
+        """Say why a call was a miss though the daemon is there, now and then: it happens in swarms."""
+        if (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + QUIET_S
+            self._log.warning("kvtcd: the daemon did not do what it was asked for, as for a miss: %s", error)
 
     def _lost(self, error: KvtcdError) -> None:
         refused = isinstance(error, BadRequest | IdentityConflict | BlockMismatch | TooLarge)

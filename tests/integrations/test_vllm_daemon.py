@@ -167,11 +167,16 @@ def test_a_daemon_that_is_away_is_not_asked_again_for_a_while(scene: Scene, erro
 
 
 @pytest.mark.parametrize("error", [Busy("host"), StoreFull("put", "ENOSPC"), ServerError(500, "x", "y")])
-def test_a_daemon_that_cannot_now_is_still_there(scene: Scene, error: KvtcdError) -> None:
+def test_a_daemon_that_cannot_now_is_still_there_and_the_log_says_why(
+    scene: Scene, error: KvtcdError, caplog
+) -> None:
     scene.client.fail["put"] = error
-    assert scene.daemon.store([chunk(1)], scene.row) == {}
+    for _ in range(3):
+        assert scene.daemon.store([chunk(1)], scene.row) == {}
     assert scene.daemon.link.up
     assert not scene.lost
+    (said,) = [line for line in caplog.messages if "did not do" in line]  # once, not three times
+    assert str(error) in said
 
 
 def test_pauses_grow_and_end(scene: Scene) -> None:
