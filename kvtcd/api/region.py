@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -17,10 +16,14 @@ from kvtcd.core.errors import BadRequest, DeadlineExceeded, NotFound, TooLarge
 from kvtcd.core.regions import REGION, SEALS, Span
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.sessions import Lease, Slot
+from kvtcd.mapping import mapped
 
 T = TypeVar("T")
 ASK_S = 0.001
 """Time between two looks at whether a client is done with what he has queued."""
+AT_ONCE = 1 << 20
+"""Bytes of host memory that the loop copies itself: they take a tenth of a millisecond, which is less than
+it takes to have another thread do it and to hear of it."""
 
 
 class View(Protocol):
@@ -47,6 +50,8 @@ class Region(ABC):
 
     kind: ClassVar[str]
     """As it is called in metrics."""
+    at_once: ClassVar[int] = 0
+    """Bytes that are copied on the loop."""
 
     def __init__(self, nbytes: int, lane: Lane) -> None:
         self.nbytes, self.lane = nbytes, lane
@@ -92,7 +97,7 @@ class Region(ABC):
         end = span.offset + span.length
         if end > self.nbytes:
             raise BadRequest("offset", f"a part ends at {end}, and the region at {self.nbytes}")
-        return Part(self, self.view(span))
+        return Part(self, self.view(span), off_loop=span.length > self.at_once)
 
     @abstractmethod
     def view(self, span: Span) -> View:
@@ -110,15 +115,15 @@ class Region(ABC):
 class Part:
     """What a request names of a region."""
 
-    def __init__(self, region: Region, view: View) -> None:
-        self._region, self._view = region, view
+    def __init__(self, region: Region, view: View, *, off_loop: bool) -> None:
+        self._region, self._view, self._off_loop = region, view, off_loop
 
     async def fill(self, slot: Slot, patience: float) -> None:
-        """Copy a block from it, off the loop; see `take`."""
+        """Copy a block from it; see `take`."""
         await self._do(partial(self._view.fill, slot), patience)
 
     async def take(self, lease: Lease, patience: float) -> None:
-        """Copy a block to it, off the loop.
+        """Copy a block to it, off the loop unless that takes no time.
 
         That ends before the caller does, even if he is cancelled: right after, what is written to may be
         another's.
@@ -150,6 +155,9 @@ class Part:
                 raise NotFound(REGION) from error
 
     async def _run(self, call: Callable[[], bool]) -> bool:
+        if not self._off_loop:
+            await asyncio.sleep(0)  # between the blocks of a request others have their turn
+            return call()
         running = asyncio.ensure_future(self._region.lane.run(call))
         try:
             return await asyncio.shield(running)
@@ -176,6 +184,7 @@ class HostRegion(Region):
     """
 
     kind = "host"
+    at_once = AT_ONCE
 
     def __init__(self, fd: int, limit: int, lane: Lane) -> None:
         try:
@@ -187,7 +196,7 @@ class HostRegion(Region):
         if (nbytes := os.fstat(fd).st_size) > limit:
             raise TooLarge("region", nbytes, limit)
         try:
-            self._memory = memoryview(mmap.mmap(fd, nbytes))
+            self._memory = memoryview(mapped(fd, nbytes))
         except (OSError, ValueError) as error:
             raise BadRequest("descriptor", f"cannot be mapped: {error}") from None
         super().__init__(nbytes, lane)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import mmap
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from kvtcd.core.regions import (
     RegionPut,
     Span,
 )
+from kvtcd.mapping import HUGE, make_huge, mapped
 
 
 class Region:
@@ -59,14 +59,17 @@ class Region:
         try:
             os.ftruncate(self._fd, nbytes)
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
-            self.memory = memoryview(mmap.mmap(self._fd, nbytes))
+            self._map = mapped(self._fd, nbytes)
         except (OSError, OverflowError) as error:
             os.close(self._fd)
             raise Unavailable(f"memory for a region of {nbytes} bytes cannot be had: {error}") from None
         except BaseException:
             os.close(self._fd)
             raise
+        self.memory = memoryview(self._map)
         self._begin = _address(self.memory)
+        self._lent, self._huge = set[int](), set[int]()
+        """Numbers of huge pages that lie under what was lent once, and of those that were asked for."""
         self._sharing = Sharing(address, partial(_send, self._fd))
         self.share()
 
@@ -108,6 +111,16 @@ class Region:
             return None
         offset = _address(view) - self._begin
         return Span(offset, view.nbytes) if 0 <= offset <= len(self.memory) - view.nbytes else None
+
+    def settle(self, spans: Iterable[Span]) -> None:
+        """Have huge pages under what is lent for the second time: to make them takes longer than one copy."""
+        for span in spans:
+            end = min(span.offset + span.length, len(self.memory) // HUGE * HUGE)
+            wanted = set(range(span.offset // HUGE, -(-end // HUGE))) - self._huge
+            for number in wanted & self._lent:
+                make_huge(self._map, number)
+                self._huge.add(number)
+            self._lent |= wanted
 
     def close(self) -> None:
         """Share it no more. The memory stays as long as something refers to it."""
@@ -192,6 +205,8 @@ class Regions:
         for region in list(self._regions):
             spans = [span for part in parts if (span := region.span(part))]
             if spans and len(spans) == len(parts) and (name := region.share()) is not None:
+                if isinstance(region, Region):
+                    region.settle(spans)
                 return Loan(region, name, spans)
         return None
 

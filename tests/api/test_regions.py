@@ -191,7 +191,25 @@ async def test_a_region_ends_with_its_connection():
         assert status == 404
 
 
-async def test_who_ends_a_region_learns_when_nothing_writes_to_it_any_more():
+async def test_what_takes_no_time_is_copied_by_the_loop_and_the_rest_off_it(monkeypatch):
+    async with running() as daemon:
+        await daemon.register()
+        shared = await share(daemon)
+        lane = daemon.app[REGIONS].lanes[0]
+        with closing(shared.connection):
+            for number, (at_once, off_loop) in enumerate(((BLOCK_BYTES, 0), (BLOCK_BYTES - 1, 2))):
+                monkeypatch.setattr(HostRegion, "at_once", at_once)
+                shared.memory[:BLOCK_BYTES] = block(number)
+                before = lane.ended
+                assert (await put(daemon, shared.region, (head(number), span(0))))[0] == 200
+                shared.memory[:BLOCK_BYTES] = bytes(BLOCK_BYTES)
+                assert (await get(daemon, shared.region, (key(number), span(0))))[0] == 200
+                assert shared.memory[:BLOCK_BYTES] == block(number)
+                assert lane.ended - before == off_loop
+
+
+async def test_who_ends_a_region_learns_when_nothing_writes_to_it_any_more(monkeypatch):
+    monkeypatch.setattr(HostRegion, "at_once", 0)
     async with running() as daemon:
         regions = daemon.app[REGIONS]
         shared = await share(daemon)

@@ -17,6 +17,7 @@ from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd import __version__
 from kvtcd.api.limits import Limits
+from kvtcd.api.region import HostRegion
 from kvtcd.api.state import REGIONS
 from kvtcd.client import AsyncClient, BlockHead, Client, groups
 from kvtcd.core import errors, wire
@@ -665,6 +666,7 @@ async def test_a_call_that_is_broken_off_leaves_nobody_writing_to_its_buffers(
     monkeypatch.setattr("kvtcd.client.connections.GRACE_S", 0.3)
     monkeypatch.setattr("kvtcd.client.aio_daemon.GRACE_S", 0.3)
     region = await client.region(BLOCK_BYTES)
+    monkeypatch.setattr(HostRegion, "at_once", 0)  # the loop must not wait for what is slow on purpose
     go, copy_to = threading.Event(), Lease.copy_to
 
     def slowly(lease: Lease, out: memoryview) -> None:
