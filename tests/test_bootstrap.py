@@ -306,25 +306,39 @@ def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, asked, limit) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
-async def test_a_daemon_whose_gpu_is_lost_says_so_and_can_be_stopped(tmp_path, monkeypatch) -> None:
-    told, deadline = [], soon()
-    async with bootstrap.service(configuration(tmp_path, gpu=1 << 20), lost=told.append) as service:
+@pytest.mark.parametrize("call", ["record", "synchronize"])
+async def test_what_only_the_host_has_when_the_gpu_is_lost_is_written_by_the_cpu(
+    tmp_path, monkeypatch, call
+) -> None:
+    told, deadline, key = [], soon(), EngineKey(b"k" * 32)
+    body = WORLD.block(TOKENS, seed=9, first_token=64).numpy().tobytes()
+    config = configuration(tmp_path, gpu=1 << 20, name="kvtc2")
+    await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
+    async with bootstrap.service(config, lost=told.append) as service:
         same = await there_and_back(service)
         namespace = service.namespace(TENANT, "n")
         before = list(told)
-        fake_cuda.break_down(monkeypatch, "synchronize")
-        key, body = EngineKey(b"k" * 32), WORLD.block(TOKENS, seed=9).numpy().tobytes()
+        fake_cuda.break_down(monkeypatch, call)
         async with service.blocks.batch(namespace, b"", deadline, durable=False) as batch:
-            slot = await batch.reserve(BlockHead(key, TOKENS, first_token=0), len(body))
+            slot = await batch.reserve(BlockHead(key, TOKENS, first_token=64), len(body))
             slot.write(memoryview(body))
             await batch.commit()
-        await service.blocks.flush(namespace, [key], b"", deadline)
+        written = await service.blocks.flush(namespace, [key], b"", deadline)
         async with service.blocks.read(namespace, key, b"", deadline) as lease:
             still = b"".join(bytes(piece) for piece in lease.pieces())
+        counted = service.metrics.registry.get_sample_value(
+            "kvtcd_lossless_fallbacks_total", {"reason": "device-lost"}
+        )
+    async with bootstrap.service(configuration(tmp_path, device="cpu", gpu=0, name="kvtc2")) as service:
+        namespace = service.namespace(TENANT, "n")
+        async with service.blocks.read(namespace, key, b"", soon()) as lease:
+            again = b"".join(bytes(piece) for piece in lease.pieces())
 
     assert (same, before) == ([True] * BLOCKS, [])
-    assert still == body, "what is raw on the host needs no GPU"
     assert isinstance(told[0], DeviceLost)
+    assert [result.outcome for result in written] == ["stored"]
+    assert (still == body, again == body) == (True, True), "losslessly, although its policy says kvtc2"
+    assert counted == 1
 
 
 @pytest.mark.asyncio

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from kvtcd.codec.choices import choice_for
 from kvtcd.codec.coded import Coder
-from kvtcd.codec.kvtc import Kvtc
-from kvtcd.codec.kvtc2 import GUARD, Kvtc2
+from kvtcd.codec.encoders import encoder_for, expected_kl
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.pages import PagedDecoder, PagedEncoder, page_map
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
-from kvtcd.codec.rivals.coder import Rival, RivalDecoder
-from kvtcd.codec.rivals.setting import Setting, obstacle
+from kvtcd.codec.rivals.coder import RivalDecoder
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
 from kvtcd.codec.stepped import Stepped
@@ -78,17 +76,21 @@ class NamespaceCodec:
     def __init__(
         self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None,
         *, profile: str | None = None, expected_kl: float | None = None, watched: Watched | None = None,
-        device: DeviceName = "cpu",
+        device: DeviceName = "cpu", on_cpu: Callable[[], NamespaceCodec] | None = None,
     ) -> None:  # fmt: skip
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
         self.profile, self.expected_kl, self.device = profile, expected_kl, device
-        self._watched = watched
+        self._watched, self._on_cpu = watched, on_cpu
 
     @property
     def drift(self) -> Drift | None:
         """What sampled blocks say of the profile; None without one. May be read on any thread."""
         return self._watched.drift if self._watched else None
+
+    def on_cpu(self) -> NamespaceCodec:
+        """Return the same for a CPU: itself, if it works there."""
+        return self._on_cpu() if self._on_cpu else self
 
     def analyze(
         self,
@@ -213,8 +215,8 @@ def codec_for(
         return NamespaceCodec(
             encoder, decoder, name, reason,
             profile=profile.digest.hex() if profile else None,
-            expected_kl=_expected_kl(profile, choice) if profile else None,
-            watched=watched, device="cuda" if accelerator else "cpu",
+            expected_kl=expected_kl(profile, choice) if profile else None,
+            watched=watched, device="cuda" if accelerator else "cpu", on_cpu=on_cpu if accelerator else None,
         )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:
@@ -234,62 +236,10 @@ def codec_for(
             return losslessly(f"profile {profile.digest.hex()} {chosen}")
         told, choice = f" (auto {choice.dial})", chosen.resolve(choice)
         profile = profile if DIALS[choice.name].calibrated else None
-    encoder = Lossless(layout) if choice.name == _LOSSLESS else _encoder(identity, profile, choice, device)
+    encoder = Lossless(layout) if choice.name == _LOSSLESS else encoder_for(identity, profile, choice, device)
     if isinstance(encoder, str):
         return losslessly(encoder)
     return codec(encoder, f"{choice.name} {choice.dial}".rstrip() + told, profile=profile, choice=choice)
-
-
-def _expected_kl(profile: Profile, choice: CodecChoice) -> float | None:
-    """What calibration measured where the dial stands, on its curve; only `kvtc2` has one."""
-    curve = profile.curve if choice.name == "kvtc2" else None
-    return None if curve is None else curve.at(curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)).kl
-
-
-def _encoder(
-    identity: Identity, profile: Profile | None, choice: CodecChoice, device: torch.device
-) -> Encoder | str:
-    """The encoder, or why it cannot be had."""
-    layout, rope = identity.layout, identity.rope
-    if profile and choice.name in {"kvtc", "kvtc2"}:
-        return (_kvtc if choice.name == "kvtc" else _kvtc2)(layout, rope, profile, choice, device)
-    setting = Setting.of(choice)
-    return obstacle(setting, identity) or Rival(
-        layout, rope, setting, profile, sinks=choice.sinks, window=choice.window, device=device
-    )
-
-
-def _kvtc(
-    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
-) -> Encoder | str:
-    """The encoder, or why it cannot be had."""
-    ratio = int(choice.ratio or 0)
-    if ratio != choice.ratio or ratio not in profile.ratios:
-        known = ", ".join(str(ratio) for ratio in profile.ratios)
-        return f"profile {profile.digest.hex()} has plans for {known}, not for {choice.dial}"
-    if not any(stream.plans[ratio].rank for stream in profile.streams.values()):
-        return f"ratio {ratio} leaves this small model no bit to code with"
-    return Kvtc(layout, rope, profile, ratio, sinks=choice.sinks, window=choice.window, device=device)
-
-
-def _kvtc2(
-    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
-) -> Encoder | str:
-    """The encoder, or why it cannot be had."""
-    curve = profile.curve
-    if curve is None or not profile.weighted:
-        return f"profile {profile.digest.hex()} has no rate-quality curve; run `kvtcd calibrate` again"
-    try:
-        step = curve.step_for(ratio=choice.ratio, max_kl=choice.max_kl)
-    except ValueError as fault:
-        return f"profile {profile.digest.hex()}: {fault}"
-    without = choice.options
-    return Kvtc2(
-        layout, rope, profile, step,
-        bound=None if "no-guard" in without else GUARD * curve.at(step).error,
-        sinks=choice.sinks, window=0 if "no-recent" in without else choice.window,
-        device=device, classes="no-classes" not in without,
-    )  # fmt: skip
 
 
 def bound(raw_bytes: int) -> int:

@@ -19,7 +19,7 @@ from kvtcd.engine.changes import EVICTED, SUPERSEDED
 from kvtcd.engine.timeline import Span
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-NOWHERE, HURRY = "nowhere", "hurry"
+NOWHERE, HURRY, LOST = "nowhere", "hurry", "device-lost"
 _WAYS = (
     (Place.GPU, Place.HOST), (Place.HOST, Place.GPU), (Place.HOST, Place.PACKED), (Place.HOST, Place.DISK),
     (Place.PACKED, Place.HOST), (Place.PACKED, Place.DISK), (Place.DISK, Place.HOST),
@@ -60,7 +60,7 @@ class Metrics:
         )
         self.lossless_because = self.counter(
             "lossless_fallbacks", "Blocks stored finer, or losslessly, than the policy asks",
-            reason=(HURRY,),  # and those of the codecs
+            reason=(HURRY, LOST),  # and those of the codecs
         )  # fmt: skip
         self.on_cpu = self.counter(
             "codec_on_cpu", "Stages of blocks that a CPU did because the GPU could not, by why",

@@ -1,4 +1,4 @@
-"""Carries out one move. The only place where raw becomes packed and back.
+"""Carries out one move. The only place where packed becomes raw; `packing` does it the other way round.
 
 Every way is a pipeline, so that the stages of successive blocks overlap::
 
@@ -31,18 +31,18 @@ from kvtcd.core.errors import (
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
-from kvtcd.engine import drift, steps
-from kvtcd.engine.metrics import HURRY, Metrics
+from kvtcd.engine import steps
+from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
+from kvtcd.engine.packing import Packer
 from kvtcd.engine.pipeline import Flight, Pipeline
-from kvtcd.engine.ports import DeviceMemory, Memory, Packed, PutRecord, Scratch
+from kvtcd.engine.ports import DeviceMemory, Memory, PutRecord, Scratch
 from kvtcd.engine.steps import Origin, Record
 from kvtcd.engine.streams import Stages, Watch
 from kvtcd.engine.timeline import Span
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
-"""Why a block was packed losslessly although its codec was at hand."""
 _log = logging.getLogger(__name__)
 
 
@@ -106,6 +106,7 @@ class Mover:
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
         self._stages, self._on_cpu = stages, on_cpu or stages
+        self._packer = Packer(memory, stages, self._on_cpu, metrics)
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
 
@@ -160,42 +161,12 @@ class Mover:
     async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
         """Pack a raw host block, and leave it on the host or store it on disk."""
         async with self._down.enter() as flight:
-            record = await self._pack(flight, move, origin, tenant)
+            record = await self._packer.pack(flight, move, origin, tenant)
+            self.packed(move.key, record, origin, tenant)
             watch = self._down.watch("commit", flight.number)
             if move.target is Place.PACKED:
                 return await self._settle_in(flight, move.key, origin, record)
         return await self._commit(move.key, record, tenant, watch)
-
-    async def _pack(self, flight: Flight[Scratch], move: Move, origin: Origin, tenant: Tenant) -> Record:
-        codec = origin.namespace.lossless if move.lossless else origin.namespace.codec
-        stages = self._on_cpu if codec.device == "cpu" else self._stages
-        scratch, pieces = flight.slot, self._memory.pieces(move.key)
-        deflated = (
-            flight.begin(stages.gather, lambda: steps.gather(pieces, scratch))
-            .then(
-                stages.analyze,
-                lambda raw: codec.analyze(
-                    raw, tokens=origin.tokens, first_token=origin.first_token, after=move.after,
-                    scratch=scratch,
-                ),
-            )
-            .then(stages.deflate, lambda analyzed: analyzed.deflate())
-        )  # fmt: skip
-        sealed = deflated.then(stages.seal, lambda packed: steps.seal(packed, move.key, origin, tenant))
-        try:
-            record = await sealed.end()
-        finally:
-            drift.notice(origin.namespace, self._metrics)
-        self.packed(move.key, record, origin, tenant)
-        self._count(await deflated.end(), origin, hurried=move.lossless)
-        return record
-
-    def _count(self, packed: Packed, origin: Origin, *, hurried: bool) -> None:
-        self._metrics.packed.labels(packed.codec.name.lower()).inc()
-        if reason := HURRY if hurried else packed.reason:
-            self._metrics.lossless_because.labels(reason).inc()
-        self._metrics.raw_bytes.inc(origin.raw_bytes)
-        self._metrics.blob_bytes.inc(len(packed.blob))
 
     async def _settle_in(
         self, flight: Flight[Scratch], key: RecordKey, origin: Origin, record: Record

@@ -130,6 +130,9 @@ class Codec(Protocol):
     def device(self) -> DeviceName:
         """Where it works."""
 
+    def on_cpu(self) -> Codec:
+        """Return the same for a CPU: itself, if it works there."""
+
     @property
     def drift(self) -> Drift | None:
         """What sampled blocks say of the profile; None without one. Any thread may ask."""

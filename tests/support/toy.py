@@ -126,6 +126,9 @@ class ToyCodec:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def on_cpu(self) -> ToyCodec:
+        return self
+
     def analyze(self, raw, *, tokens, first_token, after, scratch) -> _Analyzed:  # noqa: ARG002 - as in `Codec`
         body = bytes(raw)
         return _Analyzed(lambda: self.encode(body, tokens=tokens, first_token=first_token, after=after))
