@@ -189,8 +189,8 @@ def test_what_was_stored_otherwise_is_said_with_its_reason(figures) -> None:
     show(console, dataclasses.replace(figures, points=(first, *figures.points[1:])))
     (line,) = [line for line in console.export_text().splitlines() if line.startswith("kvtc2:16 stored")]
     assert "3 blocks finer than asked (its guard: their error" in line
-    assert "4 losslessly (its guard: a layer or head is not spread" in line
-    assert "2 losslessly (values are beyond its codes" in line
+    assert "4 blocks losslessly (its guard: a layer or head is not spread" in line
+    assert "2 blocks losslessly (values are beyond its codes" in line
 
 
 def test_one_document_has_no_interval(figures) -> None:
