@@ -23,22 +23,22 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack uint8 codes ``[components, T]`` below ``2**bits`` into uint8 ``[components, W]``."""
     if bits == _BYTE:
         return codes
-    tokens = codes.shape[1]
+    components, tokens = codes.shape
     width = packed_width(tokens, bits)
-    packed = codes[:, :width].clone()
-    for i in range(1, _BYTE // bits):
-        part = codes[:, i * width : (i + 1) * width]
-        packed[:, : part.shape[1]] |= part << (i * bits)
-    return packed
+    missing = width * _BYTE // bits - tokens
+    whole = torch.nn.functional.pad(codes, (0, missing)) if missing else codes
+    shifted = whole.reshape(components, -1, width) << _shifts(bits, codes.device)
+    return shifted.sum(dim=1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, tokens: int) -> Tensor:
     """Return the uint8 codes ``[components, T]`` that `pack` packed."""
     if bits == _BYTE:
         return packed
-    components, width = packed.shape
-    mask = (1 << bits) - 1
-    codes = torch.empty((components, width * _BYTE // bits), dtype=torch.uint8, device=packed.device)
-    for i in range(_BYTE // bits):
-        torch.bitwise_and(packed >> (i * bits), mask, out=codes[:, i * width : (i + 1) * width])
-    return codes[:, :tokens]
+    codes = (packed[:, None, :] >> _shifts(bits, packed.device)) & ((1 << bits) - 1)
+    return codes.flatten(1)[:, :tokens]
+
+
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    """Return by how much the codes of a byte are shifted: uint8, a column."""
+    return torch.arange(0, _BYTE, bits, dtype=torch.uint8, device=device)[:, None]

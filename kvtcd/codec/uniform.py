@@ -42,16 +42,14 @@ def multiples(coefficients: Tensor, steps: Tensor) -> Tensor:
 
 def packed(rounded: Tensor, widths: Widths) -> Packed:
     """Pack multiples ``[rank, T]``, no larger than `LIMIT`."""
-    whole = rounded.to(torch.int32)
+    whole = rounded.index_select(0, widths.order).to(torch.int32)
     zigzag = (whole << 1) ^ (whole >> 31)
-    codes: dict[int, Tensor] = {}
-    escapes = [torch.empty(0, dtype=torch.int32, device=rounded.device)]
-    for bits, rows in widths.rows.items():
-        chosen, most = zigzag.index_select(0, rows), (1 << bits) - 1
-        narrow = chosen.clamp(max=most).to(torch.uint8)
-        escapes.append(chosen.view(-1)[_places(narrow, most)] - most)
-        codes[bits] = pack(narrow, bits)
-    return Packed(codes, torch.cat(escapes))
+    narrow = torch.minimum(zigzag, widths.most).to(torch.uint8)
+    beyond = _places(narrow, widths)
+    escapes = (zigzag - widths.most).view(-1)[beyond]
+    parts = torch.split(narrow, [len(rows) for rows in widths.rows.values()])
+    codes = {bits: pack(part, bits) for bits, part in zip(widths.rows, parts, strict=True)}
+    return Packed(codes, escapes)
 
 
 def unpacked(coded: Packed, widths: Widths, tokens: int) -> Tensor:
@@ -61,24 +59,20 @@ def unpacked(coded: Packed, widths: Widths, tokens: int) -> Tensor:
         BadField: there are fewer or more escapes than codes that ask for one.
     """
     device = coded.escapes.device
+    none = torch.empty((0, tokens), dtype=torch.uint8, device=device)
+    narrow = torch.cat([none, *(unpack(coded.codes[bits], bits, tokens) for bits in widths.rows)])
+    beyond = _places(narrow, widths)
+    if len(coded.escapes) != len(beyond):
+        raise BadField("blob", f"{len(coded.escapes)} escapes where codes ask for {len(beyond)}")
+    chosen = narrow.to(torch.int32)
+    chosen.view(-1).index_add_(0, beyond, coded.escapes)
     zigzag = torch.zeros((widths.rank, tokens), dtype=torch.int32, device=device)
-    used = 0
-    for bits, rows in widths.rows.items():
-        narrow = unpack(coded.codes[bits], bits, tokens)
-        beyond, chosen = _places(narrow, (1 << bits) - 1), narrow.to(torch.int32)
-        escapes = coded.escapes[used : used + len(beyond)]
-        if len(escapes) < len(beyond):
-            raise BadField("blob", f"{len(coded.escapes)} escapes are fewer than its codes ask for")
-        chosen.view(-1)[beyond] += escapes
-        used += len(beyond)
-        zigzag.index_copy_(0, rows, chosen)
-    if used < len(coded.escapes):
-        raise BadField("blob", f"{len(coded.escapes)} escapes where codes ask for {used}")
+    zigzag.index_copy_(0, widths.order, chosen)
     return (zigzag >> 1) ^ -(zigzag & 1)
 
 
-def _places(codes: Tensor, value: int) -> Tensor:
-    """Where codes have a value: flat indices, int64, ascending."""
-    if codes.device.type == "cpu":  # numpy takes a seventh of the time
-        return torch.from_numpy(np.flatnonzero(codes.numpy() == value))
-    return torch.nonzero((codes == value).flatten()).flatten()
+def _places(narrow: Tensor, widths: Widths) -> Tensor:
+    """Where codes, in order of width, stand for themselves plus an escape: flat indices, int64, ascending."""
+    if narrow.device.type == "cpu":  # numpy takes a seventh of the time
+        return torch.from_numpy(np.flatnonzero(narrow.numpy() == widths.most.numpy()))
+    return torch.nonzero((narrow == widths.most).flatten()).flatten()

@@ -31,16 +31,20 @@ class Widths:
         rank: components up to the last coded one.
         rows: width in bits -> indices of its components, int64, ascending; only widths that occur.
         uncoded: indices below `rank` of those that are not coded, int64.
+        order: `rows`, one after the other.
+        most: the highest code of each component in that order, int32, a column.
     """
 
     rank: int
     rows: Mapping[int, Tensor]
     uncoded: Tensor
+    order: Tensor
+    most: Tensor
 
     def to(self, device: torch.device) -> Widths:
         """Return the same on another device."""
         rows = {width: found.to(device) for width, found in self.rows.items()}
-        return Widths(self.rank, rows, self.uncoded.to(device))
+        return Widths(self.rank, rows, self.uncoded.to(device), self.order.to(device), self.most.to(device))
 
     @classmethod
     def of(cls, spread: Tensor, step: float) -> Widths:
@@ -61,4 +65,8 @@ class Widths:
             rank=rank,
             rows={width: found for width, found in rows.items() if len(found)},
             uncoded=torch.nonzero(bits[:rank] == 0).flatten(),
+            order=torch.cat(list(rows.values())),
+            most=torch.cat([torch.full_like(found, (1 << width) - 1) for width, found in rows.items()]).to(
+                torch.int32
+            )[:, None],
         )

@@ -2,9 +2,9 @@
 
 A stage takes what the slower of two takes: the host, which tells the device one thing after the other and
 sometimes waits for it, and the device, which works at the rates of its units. What crosses the bus is added,
-as nothing of the same block overlaps with it. Chunks of DEFLATE are a core's unless there are enough of them
-(`codec.nvcomp.worthwhile`). nvCOMP works on all that find room on the device at once, and on each of them
-slowly, so a few take as long as thousands.
+although one part of a block does so while the next is decoded. Chunks of DEFLATE are a core's unless there
+are enough of them (`codec.nvcomp.worthwhile`). nvCOMP works on all that find room on the device at once, and
+on each of them slowly, so a few take as long as thousands.
 """
 
 from __future__ import annotations
