@@ -36,7 +36,8 @@ class Residency:
     """Keeps transforms on devices; from any thread. Without a limit a device keeps all."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Objects that give memory back when they are collected may be so while this thread has the lock.
+        self._lock = threading.RLock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
         self._limits: dict[torch.device, int] = {}
         self._taken: dict[torch.device, int] = {}

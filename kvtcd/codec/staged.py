@@ -65,7 +65,8 @@ class Accelerator:
     def on(
         cls, device: torch.device, residency: Residency, spared: Callable[[str], None] = lambda _: None
     ) -> Accelerator:
-        """Return all that a CUDA device has to offer."""
+        """Return all that a CUDA device has to offer. Sums of products are float32, in this whole process."""
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         return cls(device, nvcomp.load(device, residency), Bus(device), residency, spared)
 
     def relieve(self) -> None:

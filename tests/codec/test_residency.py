@@ -145,6 +145,21 @@ def test_two_threads_have_one_and_nobody_waits_for_another_basis():
     assert got[0] is got[1]
 
 
+def test_what_is_collected_while_room_is_made_may_give_memory_back():
+    """As by the garbage collector, which runs on whatever thread, whatever that holds."""
+    shelf, ended = Shelf(), threading.Event()
+    shelf.residency.take(CPU, 30)
+
+    def collect():
+        with shelf.residency._lock:
+            shelf.residency.give_back(CPU, 30)
+        ended.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert ended.wait(PATIENCE_S)
+    assert shelf.residency.used(CPU) == 0
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 60), st.booleans()), max_size=30))
 def test_the_budget_holds_whatever_is_used(uses):
     """Sizes belong to keys; some stay in use until the end."""

@@ -6,6 +6,7 @@ there is one.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -141,6 +142,45 @@ def test_no_tensor_is_left_on_another_device(folder, choice, read_by) -> None:
     assert np.array_equal(out, decode(plain, want.blob, raw.numel()))
 
 
+@pytest.mark.parametrize("device", [DEVICE, pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)])
+def test_bases_that_come_and_go_change_nothing(folder, tmp_path, device) -> None:
+    """Two codecs take turns where the budget has room for one basis."""
+    raw, choices = WORLD.block(TOKENS, seed=1, first_token=FIRST), CHOICES[:2]
+    want = {choice: encode(codec_for(WORLD.identity, choice, folder), raw) for choice in choices}
+    blocks = {
+        choice: decode(codec_for(WORLD.identity, choice, folder), want[choice].blob, raw.numel())
+        for choice in choices
+    }
+    store(WORLD.profile()[1], tmp_path)
+    residency, spared = Residency(), []
+    with SecondDevice() if device == DEVICE else nullcontext():
+        profiles = ProfileFolder(tmp_path, residency)
+        accelerator = Accelerator(device, residency=residency, spared=spared.append)
+        codecs = {choice: codec_for(WORLD.identity, choice, profiles, accelerator) for choice in choices}
+        profile = profiles.find(WORLD.identity)
+        sizes = [
+            sum(stream.nbytes(device) for stream in streams.values())
+            for streams in (profile.streams, profile.weighted)
+        ]
+        taken = residency.used(device)
+        residency.limit(device, taken + max(sizes))
+        for _ in range(3):
+            for choice, codec in codecs.items():
+                got = encode(codec, raw)
+                block = decode(codec, want[choice].blob, raw.numel())
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+                    one, other = (WORLD.values(torch.from_numpy(b), TOKENS) for b in (block, blocks[choice]))
+                    assert all(centred_error(one[name], other[name]) < 0.01 for name in one)
+                else:
+                    assert got.blob == want[choice].blob
+                    assert np.array_equal(block, blocks[choice])
+                assert taken < residency.used(device) <= taken + max(sizes)
+
+    assert sum(sizes) > max(sizes) > 0
+    assert spared == []
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_a_gpu_and_a_cpu_read_each_others_blobs(folder, choice, monkeypatch) -> None:
@@ -148,7 +188,7 @@ def test_a_gpu_and_a_cpu_read_each_others_blobs(folder, choice, monkeypatch) -> 
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     raw = WORLD.block(TOKENS, seed=1, first_token=FIRST)
     plain = codec_for(WORLD.identity, choice, folder)
-    staged = codec_for(WORLD.identity, choice, folder, Accelerator(device, nvcomp.load(device, Residency())))
+    staged = codec_for(WORLD.identity, choice, folder, Accelerator.on(device, Residency()))
     want = WORLD.values(raw, TOKENS)
     packed = {"cpu": encode(plain, raw), "gpu": encode(staged, raw)}
     torch.cuda.synchronize()
