@@ -290,8 +290,8 @@ async def test_a_port_that_is_taken_is_refused_by_the_file_and_field_that_ask_fo
 @pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize(("asked", "limit"), [("auto", (1 << 30) // machine.AUTO_CODEC), (5000, 5000)])
 def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, monkeypatch, asked, limit) -> None:
-    products = torch.backends.cuda.matmul
-    monkeypatch.setattr(products, "allow_bf16_reduced_precision_reduction", True)
+    products = SimpleNamespace(allow_bf16_reduced_precision_reduction=True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", products)
     config = configuration(tmp_path)
     config = config.model_copy(update={"codec": config.codec.model_copy(update={"memory": asked})})
     residency, spared, cpu = Residency(), [], torch.device("cpu")
