@@ -19,7 +19,7 @@ from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.quantize import MAX_RANGE
 from kvtcd.codec.runs import RunDecoder
-from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.codec.sections import Part, Plain, Scratch, plains
 from kvtcd.codec.stages import stage
 from kvtcd.codec.transform import extremes
 from kvtcd.core.blob import BasisId, CodecId, Header, Kind, Section
@@ -85,8 +85,7 @@ class Coder(RunDecoder):
                 return reason
             coded = code(coefficients, plan)
             with stage("pack"):
-                for part, values in _symbols(index, coded):
-                    sections.append(plain(part, start, count, values, scratch))
+                sections += plains(_symbols(index, coded), start, count, scratch)
         return sections
 
     def _check_header(self, header: Header) -> None:

@@ -21,7 +21,7 @@ from kvtcd.codec.pack import packed_width
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.runs import RunDecoder
-from kvtcd.codec.sections import Part, Plain, Scratch, plain
+from kvtcd.codec.sections import Part, Plain, Scratch, plains
 from kvtcd.codec.stages import stage
 from kvtcd.codec.transform import extremes, product_dtype
 from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
@@ -180,15 +180,12 @@ class Stepped(RunDecoder):
         """The sections of one stream's run, in order."""
         start, count, finer = span.start, span.count, span.finer
         coded = packed(rounded.index_select(1, torch.argsort(classes, stable=True)), widths)
-        sections = [plain(Part(Kind.CLASSES, index, MIDDLE + finer), start, count, classes, scratch)]
-        sections += [
-            plain(Part(Kind.CODES, index, bits), start, count, codes, scratch)
-            for bits, codes in coded.codes.items()
-        ]
+        parts = [(Part(Kind.CLASSES, index, MIDDLE + finer), classes)]
+        parts += [(Part(Kind.CODES, index, bits), codes) for bits, codes in coded.codes.items()]
         if coded.escapes.numel():
             planes = torch.stack((coded.escapes, coded.escapes >> 8))
-            sections.append(plain(Part(Kind.ESCAPES, index, 0), start, count, planes, scratch))
-        return sections
+            parts.append((Part(Kind.ESCAPES, index, 0), planes))
+        return plains(parts, start, count, scratch)
 
     def _make_widths(self, index: int, step: float) -> Widths:
         return Widths.of(self._streams[index].spread, step).to(self._device)
