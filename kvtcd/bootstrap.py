@@ -187,7 +187,7 @@ def _assemble(
     )
     on_cpu = None
     if accelerator:
-        stages = on_cuda(accelerator.device, lost)
+        stages = on_cuda(accelerator.device, lost, tier=device.device if device else None)
         on_cpu = replace(on_threads("-cpu"), read=stages.read, copy=stages.copy)
     else:
         stages = copies_on_cuda(device.device, lost) if device else on_threads()

@@ -350,10 +350,10 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
     on_cuda, listening = bootstrap.on_cuda, asyncio.Event()
     loop, listeners = asyncio.get_running_loop(), []
 
-    def made(device, lost):
+    def made(device, lost, *, tier):
         listeners.append(lost)
         loop.call_soon_threadsafe(listening.set)
-        return on_cuda(device, lost)
+        return on_cuda(device, lost, tier=tier)
 
     monkeypatch.setattr(bootstrap, "on_cuda", made)
     running = asyncio.create_task(serve(configuration(tmp_path, gpu=1 << 20)))

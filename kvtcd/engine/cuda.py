@@ -166,12 +166,17 @@ def copies_on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
     return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT, lost)))
 
 
-def on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
+def on_cuda(device: torch.device, lost: Lost = lambda _: None, *, tier: torch.device | None = None) -> Stages:
     """Return the stages of a host whose GPU does the work of the codec.
 
     A stage that launches runs on a stream of its own. One that reads what the device writes into host memory
     runs on a thread, which waits for the device; behind a stream it would find bytes that are still on their
-    way. `deflate` need not: `analyze` itself has waited for its symbols. `lost` as of `CudaStream`.
+    way. `deflate` need not: `analyze` itself has waited for its symbols.
+
+    Args:
+        device: of the codec.
+        lost: as of `CudaStream`.
+        tier: the device that holds blocks, if that is another one.
     """
     check, scatter, gather, seal = (Lane(name) for name in ("check", "scatter", "gather", "seal"))
     return Stages(
@@ -184,5 +189,5 @@ def on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
         analyze=Stage("analyze", CudaStream("analyze", device, lost=lost)),
         deflate=Stage("deflate", CudaStream("deflate", device, lost=lost)),
         seal=Stage("seal", seal),
-        copy=Stage("copy", CudaStream("copy", device, URGENT, lost)),
+        copy=Stage("copy", CudaStream("copy", tier or device, URGENT, lost)),
     )

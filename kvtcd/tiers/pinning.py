@@ -18,6 +18,8 @@ import torch
 
 _log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
+_PORTABLE = 1
+"""CUDA's name for memory that all devices reach: blocks and codecs may have one each."""
 
 
 class Pinned:
@@ -43,7 +45,7 @@ def pin(memory: Bytes) -> Pinned | None:
         memory: the start and the length of a mapping.
     """
     address, nbytes = memory.ctypes.data, memory.nbytes
-    if error := _tried(lambda cuda: cuda.cudaHostRegister(address, nbytes, 0)):
+    if error := _tried(lambda cuda: cuda.cudaHostRegister(address, nbytes, _PORTABLE)):
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         limit = "none" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
         _log.warning(

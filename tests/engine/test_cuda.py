@@ -146,6 +146,19 @@ async def test_what_launches_has_a_stream_and_what_reads_its_results_a_thread(mo
     assert len(set(names)) == len(names) == 10
 
 
+async def test_blocks_that_lie_on_another_gpu_than_the_codec_are_copied_on_a_stream_of_that(
+    monkeypatch,
+) -> None:
+    fake_cuda.install(monkeypatch)
+    told, codec, tier = [], torch.device("cuda", 1), torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device, _=0: told.append(device))
+    one, both = on_cuda(codec), on_cuda(codec, tier=tier)
+    for stream in (*one.streams(), *both.streams()):
+        await stream.close()
+
+    assert [device.index for device in told] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0], "the last one copies"
+
+
 @pytest.mark.gpu
 async def test_events_are_those_of_the_device() -> None:
     one, two = CudaStream("one", DEVICE), CudaStream("two", DEVICE)
