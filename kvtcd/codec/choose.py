@@ -228,7 +228,10 @@ def codec_for(
         return losslessly(f"page format {identity.page_format} has no map to the canonical one")
     profile = profiles.find(identity) if DIALS[choice.name].calibrated else None
     if profile is None and DIALS[choice.name].calibrated:
-        return losslessly("no profile in the profiles folder is for this model; run `kvtcd calibrate`")
+        return losslessly(
+            "no profile in the profiles folder is for this model, whole and named by its digest; "
+            "run `kvtcd calibrate`"
+        )
     told = ""
     if choice.name == "auto" and profile:
         chosen = choice_for(profile.choices, choice)

@@ -1,7 +1,7 @@
 """The dial of `kvtc2`: what each step costs and saves, as calibration measured it on held-out text.
 
 A policy names a ratio or a divergence; the step is read off the curve, straight lines in logarithms between
-measured points. Nothing is extrapolated.
+measured points. Nothing is extrapolated: where all of the curve keeps a bound, its coarsest point counts.
 """
 
 from __future__ import annotations
@@ -69,16 +69,21 @@ class Curve:
         return any(right.kl < left.kl for left, right in pairwise(self.points))
 
     def step_for(self, *, ratio: float | None = None, max_kl: float | None = None) -> float:
-        """Return the step for a ratio, or the largest one whose divergence stays below `max_kl`.
+        """Return the step for a ratio, or the largest measured one whose divergence stays below `max_kl`.
+
+        That is the coarsest of all where every measured step keeps the bound.
 
         Raises:
-            ValueError: it is beyond what was measured; the message says how far that reaches.
+            ValueError: a ratio beyond what was measured, or a divergence below; the message says how far that
+                reaches.
         """
         if (ratio is None) == (max_kl is None):
             raise ValueError("say either a ratio or a divergence")
         if ratio is not None:
             return self._solve(lambda point: point.ratio, ratio, "ratio {:.4g}")
         assert max_kl is not None
+        if max_kl > max(point.kl for point in self.points):
+            return self.points[-1].step
         return self._solve(lambda point: point.kl, max_kl, "a divergence of {:.3g} nats per token")
 
     def at(self, step: float) -> Point:

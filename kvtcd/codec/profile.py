@@ -53,6 +53,7 @@ from kvtcd.core.layout import Stream, canonical_json
 
 SUFFIX = ".safetensors"
 _METADATA = "kvtcd"
+_DIGITS = 64
 _PLAIN = "plain"
 _MAX_HEADER = 1 << 20
 _LENGTH_BYTES = 8
@@ -141,9 +142,19 @@ def build(
     return Profile(origin, trimmed, weighted, hashlib.sha256(data).digest()), data
 
 
+def file_name(digest: bytes) -> str:
+    """Return what the file of a profile is called in a folder, by the SHA-256 of its bytes."""
+    return digest.hex() + SUFFIX
+
+
+def is_named(path: Path) -> bool:
+    """Tell whether a file has the name of a digest, which `load` then compares."""
+    return len(path.stem) == _DIGITS
+
+
 def store(data: bytes, folder: Path) -> Path:
     """Write the bytes of a profile into a folder under their digest, whole or not at all; return the path."""
-    path = folder / (hashlib.sha256(data).hexdigest() + SUFFIX)
+    path = folder / file_name(hashlib.sha256(data).digest())
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         file.write(data)
         file.flush()
@@ -166,8 +177,10 @@ def load(path: Path, residency: Residency | None = None) -> Profile:
     with _named(path):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
-        if len(path.stem) == len(digest.hex()) and path.stem != digest.hex():
-            raise BadChecksum("profile", f"holds {digest.hex()}; copy it again")
+        if is_named(path) and path.name != file_name(digest):
+            raise BadChecksum(
+                "profile", f"does not hold what its name says, but {digest.hex()}; copy it again"
+            )
         origin = _origin(path)
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from kvtcd.codec.profile import SUFFIX, Profile, load, read_origin, store
+from kvtcd.codec.profile import SUFFIX, Profile, file_name, is_named, load, read_origin, store
 from kvtcd.codec.residency import Residency
 from kvtcd.core.errors import BadChecksum, Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
 from kvtcd.core.identity import Identity
@@ -30,11 +30,17 @@ class ProfileFolder:
         self._digests: dict[tuple[Path, int, int], bytes] = {}
 
     def find(self, identity: Identity) -> Profile | None:
-        """Return the newest profile that fits a namespace; damaged files are passed over with a warning."""
+        """Return the newest profile that fits a namespace.
+
+        Files that are not named by their digest, which alone tells that they are whole, and damaged ones are
+        passed over with a warning.
+        """
         for path in sorted(self._path.glob(f"*{SUFFIX}"), key=_age, reverse=True):
             try:
                 read_origin(path).check(identity)
-                return self._load(path)
+                if is_named(path):
+                    return self._load(path)
+                _log.warning("%s is passed over: %s", path, misnamed(self._digest(path)))
             except ProfileMismatch:
                 continue
             except (KvtcdError, OSError) as fault:
@@ -91,7 +97,7 @@ class ProfileFolder:
 
         Without one, return where it would be.
         """
-        named = self._path / (digest.hex() + SUFFIX)
+        named = self._path / file_name(digest)
         others = () if named.exists() else self._path.glob(f"*{SUFFIX}")
         return next((path for path in others if self._digest(path) == digest), named)
 
@@ -107,6 +113,14 @@ class ProfileFolder:
     def _load(self, path: Path) -> Profile:
         profile = load(path, self._residency)
         return self._loaded.setdefault(profile.digest, profile)
+
+
+def misnamed(digest: bytes) -> str:
+    """Say why a daemon packs nothing with a profile whose file is not named by its digest."""
+    return (
+        "its name does not tell whether it is whole, so a daemon does not pack with it; if it is what "
+        f"`kvtcd calibrate` wrote, call it {file_name(digest)}"
+    )
 
 
 def _age(path: Path) -> tuple[int, str]:

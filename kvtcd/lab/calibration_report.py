@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvtcd.codec.profile import is_named
+from kvtcd.codec.profiles import misnamed
 from kvtcd.core.split import CANONICAL
 from kvtcd.lab.calibration import Calibration
 from kvtcd.lab.models import LoadedModel
@@ -112,3 +114,5 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
     )
     console.print(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in made.seconds.items()))
     console.print(str(path), soft_wrap=True, highlight=False)
+    if not is_named(path):
+        console.print(misnamed(made.profile.digest), soft_wrap=True, highlight=False)

@@ -13,7 +13,8 @@ from torch import Tensor
 from kvtcd import terminal
 from kvtcd.codec.dial import Curve, Point
 from kvtcd.codec.plan import WIDTHS, Plan
-from kvtcd.codec.profile import Profile, StreamProfile, load
+from kvtcd.codec.profile import Profile, StreamProfile, is_named, load
+from kvtcd.codec.profiles import misnamed
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab.figures import write_json
 from kvtcd.terminal import Table
@@ -38,7 +39,9 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
         profile = load(file)
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
-    show(terminal.console(), profile)
+    show(console := terminal.console(), profile)
+    if not is_named(file):
+        console.print(f"{file.name}: {misnamed(profile.digest)}", soft_wrap=True, highlight=False)
     if json:
         write_json(json, "profile show", figures(profile) | {"profile_bytes": file.stat().st_size})
     if plot:

@@ -64,7 +64,7 @@ def test_a_profile_that_fits_is_used_and_what_it_wrote_is_read(folder):
         ),
         (World(kv(layers=2)).identity, CodecChoice("sq", None, bits=2), "no profile"),
         (WORLD.identity, CodecChoice("kvtc2", 50), "ratio 50 is outside of what was measured"),
-        (WORLD.identity, CodecChoice("kvtc2", None, max_kl=5), "5 nats per token is outside"),
+        (WORLD.identity, CodecChoice("kvtc2", None, max_kl=0.001), "0.001 nats per token is outside"),
     ],
 )
 def test_what_has_no_profile_is_stored_losslessly_with_the_reason(folder, identity, choice, reason):
@@ -111,6 +111,7 @@ def test_each_part_of_kvtc2_can_be_switched_off(folder):
     [
         (CodecChoice("kvtc2", 12, window=0), "kvtc2 12", 1.0),
         (CodecChoice("kvtc2", None, max_kl=0.1, window=0), "kvtc2 KL 0.1", 2.0),
+        (CodecChoice("kvtc2", None, max_kl=0.9, window=0), "kvtc2 KL 0.9", 2.0),
     ],
 )
 def test_the_dial_of_kvtc2_is_read_off_the_profile(folder, choice, name, step):

@@ -47,7 +47,7 @@ def test_where_noise_makes_a_curve_dip_the_finer_step_counts():
         ({"ratio": 7.9}, "ratio 7.9 is outside of what was measured, ratio 8 to ratio 20"),
         ({"ratio": 21.0}, "ratio 21 is outside"),
         ({"max_kl": 0.009}, "a divergence of 0.009 nats per token is outside"),
-        ({"max_kl": 0.2}, "0.01 nats per token to a divergence of 0.1"),
+        ({"max_kl": 0.009}, "0.01 nats per token to a divergence of 0.1"),
         ({}, "either"),
         ({"ratio": 10.0, "max_kl": 0.02}, "either"),
     ],
@@ -55,6 +55,13 @@ def test_where_noise_makes_a_curve_dip_the_finer_step_counts():
 def test_nothing_is_extrapolated(asked, why):
     with pytest.raises(ValueError, match=why):
         CURVE.step_for(**asked)
+
+
+@pytest.mark.parametrize("max_kl", [0.1001, 0.9, 1.0])
+def test_a_bound_that_every_measured_step_keeps_is_met_by_the_coarsest(max_kl):
+    assert CURVE.step_for(max_kl=max_kl) == CURVE.points[-1].step
+    dipping = Curve((point(1, 10, 0.02), point(2, 20, 0.05), point(4, 40, 0.04)), 0.001)
+    assert dipping.step_for(max_kl=max_kl) == 4
 
 
 def test_beyond_its_ends_a_curve_gives_the_nearest_point():

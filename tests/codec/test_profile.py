@@ -311,7 +311,26 @@ def test_a_folder_that_is_not_there_is_empty(tmp_path):
     assert ProfileFolder(tmp_path / "none").find(WORLD.identity) is None
 
 
-def test_a_folder_finds_a_profile_under_any_name(made, tmp_path):
+def test_a_flipped_bit_is_never_packed_with_whatever_the_file_is_called(made, tmp_path, caplog):
+    old, new = store(made[1], tmp_path), store(WORLD.profile(ratios=(4, 8, 16))[1], tmp_path)
+    os.utime(old, (1, 1))
+    flipped = bytearray(new.read_bytes())
+    flipped[-1] ^= 1
+    digest = hashlib.sha256(flipped).hexdigest()
+    new.unlink()
+    for name, why in {
+        "new.safetensors": f"call it {digest}.safetensors",
+        new.name: f"does not hold what its name says, but {digest}",
+    }.items():
+        (tmp_path / name).write_bytes(flipped)
+        caplog.clear()
+        assert ProfileFolder(tmp_path).find(WORLD.identity).digest == made[0].digest
+        assert f"{name} is passed over" in caplog.text
+        assert why in caplog.text
+        (tmp_path / name).unlink()
+
+
+def test_what_a_profile_has_packed_is_read_whatever_its_file_is_called(made, tmp_path):
     store(made[1], tmp_path).rename(tmp_path / "mine.safetensors")
     newer = store(WORLD.profile(ratios=(4, 8, 16))[1], tmp_path)
     folder = ProfileFolder(tmp_path)

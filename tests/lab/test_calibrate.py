@@ -1,5 +1,6 @@
 """Calibration of a tiny random model: what comes out, what does not change it, and the command around it."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -219,9 +220,12 @@ def test_the_command_writes_a_profile_and_says_what_it_took(
     assert str(path) in shown
 
 
-def test_a_file_name_is_taken_as_it_is(folder: Path, book: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_file_name_is_taken_as_it_is(
+    folder: Path, book: Path, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "mine.safetensors"
     calibrated(folder, book, out=out)
+    assert f"call it {hashlib.sha256(out.read_bytes()).hexdigest()}.safetensors" in capsys.readouterr().out
     assert isinstance(load(out), Profile)
     assert [path.name for path in out.parent.iterdir()] == ["mine.safetensors"]
     assert not (cache / "profiles").exists()

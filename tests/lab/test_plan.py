@@ -59,6 +59,11 @@ def test_short_prefixes_are_all_ends_and_never_larger_than_raw(tokens, sinks, wi
         assert found.ratio == 1
 
 
+def test_a_bound_above_the_curve_is_planned_with_its_coarsest_point() -> None:
+    found = plan.of_profile(ORIGIN, CodecChoice("kvtc2", None, max_kl=0.9), 1000)
+    assert (found.ratio_codec, found.kl) == (CURVE.points[-1].ratio, CURVE.points[-1].kl)
+
+
 def test_a_dial_beyond_the_curve_or_a_codec_without_one_is_refused_unless_the_ratio_is_said() -> None:
     with pytest.raises(ConfigError, match="outside of what was measured"):
         plan.of_profile(ORIGIN, CodecChoice("kvtc2", 400), 1000)

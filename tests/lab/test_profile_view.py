@@ -135,6 +135,15 @@ def test_a_measured_curve_is_shown_drawn_and_written(
     assert "One window alone" not in shown
 
 
+def test_a_file_that_is_not_named_by_its_digest_is_said_to_serve_no_daemon(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(file, plot=None, json=None)
+    assert f"call it {digest_of(file)}.safetensors" in capsys.readouterr().out
+    command(file.rename(file.with_stem(digest_of(file))), plot=None, json=None)
+    assert "call it" not in capsys.readouterr().out
+
+
 def test_one_window_tells_no_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, _ = World(kv()).profile()
     alone = tuple({**row, "kl_lo": row["kl"], "kl_hi": row["kl"]} for row in profile.origin.curve)
