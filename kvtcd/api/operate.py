@@ -16,7 +16,7 @@ from kvtcd.engine.stats import Stats, Tenants
 _METRICS = Body("text/plain", {"type": "string"}, "The Prometheus text format, version 0.0.4.")
 
 
-@route("GET", "/v1", replies={200: reply("Versions, boot id and caller.", Welcome)})
+@route("GET", "/v1", replies={200: reply("Versions, boot id and caller.", Welcome)}, stored=False)
 async def info(request: web.Request) -> web.Response:
     """Say what runs, and who asks."""
     told = Info(__version__, API_VERSION, request.app[SERVICE].boot_id)
@@ -25,13 +25,16 @@ async def info(request: web.Request) -> web.Response:
     return json_response(Welcome(told, request[TENANT], scopes))
 
 
-@route("GET", "/v1/stats", replies={200: reply("Sums of the daemon, and of the caller's namespaces.", Stats)})
+@route(
+    "GET", "/v1/stats", stored=False,
+    replies={200: reply("Sums of the daemon, and of the caller's namespaces.", Stats)},
+)  # fmt: skip
 async def stats(request: web.Request) -> web.Response:
     """Show the daemon at this moment, and the caller's namespaces."""
     return json_response(request.app[SERVICE].overview.stats(request[TENANT]))
 
 
-@route("GET", "/v1/history", replies={200: reply("Sums, every ten seconds.", Samples)})
+@route("GET", "/v1/history", replies={200: reply("Sums, every ten seconds.", Samples)}, stored=False)
 async def history(request: web.Request) -> web.Response:
     """Show sums of the last hour."""
     return json_response(request.app[SERVICE].overview.history.samples)

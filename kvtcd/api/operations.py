@@ -93,7 +93,7 @@ class Operations:
         try:
             results = await work(progress)
         except KvtcdError as error:
-            ended("failed", detail=str(error))
+            ended("failed", detail=error.told)
         except Exception:  # noqa: BLE001 - logged here, shown to the client as a failed operation
             _log.exception("unexpected error in an operation")
             ended("failed", detail="unexpected error")

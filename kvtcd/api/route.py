@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from aiohttp import web
 
-from kvtcd.api.state import SCOPES
+from kvtcd.api.state import SCOPES, SERVICE, TENANT
 from kvtcd.core import wire
 from kvtcd.core.access import Scope
 from kvtcd.core.errors import BadRequest, KvtcdError
@@ -155,6 +155,7 @@ class Route:
             `bodies`, and HTTP itself.
         scope: what it takes to ask; None: nothing but being known.
         public: that not even.
+        stored: it is about what the caller has stored: refused while his disk environment is left out.
     """
 
     method: str
@@ -166,6 +167,7 @@ class Route:
     raises: tuple[type[KvtcdError], ...]
     scope: Scope | None
     public: bool
+    stored: bool
 
     @property
     def pattern(self) -> str:
@@ -183,10 +185,13 @@ class Route:
         Raises:
             HTTPForbidden: the caller lacks the scope.
             BadRequest: a query parameter is not known, or given twice.
+            StoreFailed: what the caller has stored could not be opened at the start.
         """
         request[ROUTE] = self
         if self.scope is not None and not self.public:
             require(request, self.scope)
+        if self.stored:
+            request.app[SERVICE].admit(request[TENANT])
         known = {parameter.name for parameter in self.parameters if parameter.place == "query"}
         for name in request.query:
             if name not in known:
@@ -218,10 +223,12 @@ def route(
     raises: tuple[type[KvtcdError], ...] = (),
     scope: Scope | None = Scope.DATA,
     public: bool = False,
+    stored: bool = True,
 ) -> Callable[[Handler], Route]:
     """Declare what a handler is for; see `Route`."""
     bodies = body if isinstance(body, tuple) else (body,)
     declared = tuple(one if isinstance(one, Body) else json_body(one) for one in bodies)
     return lambda handler: Route(
-        method, path, handler, parameters, declared, replies, raises, scope, public
+        method, path, handler, parameters, declared, replies, raises, scope, public,
+        stored and scope == Scope.DATA and not public,
     )  # fmt: skip

@@ -42,6 +42,11 @@ from pathlib import Path
 class KvtcdError(Exception):
     """Root of every error that kvtcd raises on purpose."""
 
+    @property
+    def told(self) -> str:
+        """What a client is told; `str` of it is for the log, and may name files of this host."""
+        return str(self)
+
 
 class BadRequest(KvtcdError):
     """A request breaks a rule."""
@@ -211,11 +216,23 @@ class UnsupportedModel(KvtcdError):
 
 
 class StoreFailed(KvtcdError):
-    """The disk tier could not complete an operation; nothing was half done."""
+    """The disk tier could not complete an operation; nothing was half done.
 
-    def __init__(self, op: str, code: str) -> None:
+    `where` is for the log alone: the words of the system, which name files.
+    """
+
+    where = ""
+
+    def __init__(self, op: str, code: str, where: str = "") -> None:
         self.op, self.code = op, code
-        super().__init__(f"disk {op} failed: {code}")
+        if where:
+            self.where = where
+        super().__init__(": ".join(filter(None, (f"disk {op} failed", code, where))))
+
+    @property
+    def told(self) -> str:
+        """What a client is told: no file."""
+        return f"disk {self.op} failed: {self.code}"
 
 
 class StoreFull(StoreFailed):

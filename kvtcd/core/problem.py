@@ -81,7 +81,7 @@ def kind_of_class(error: type[KvtcdError]) -> Kind | None:
 def problem(kind: Kind, error: KvtcdError) -> dict[str, object]:
     """Return the problem details of an error."""
     data = {name: _plain(getattr(error, name)) for name in kind.data}
-    return {"type": kind.type, "title": kind.title, "status": kind.status, "detail": str(error), **data}
+    return {"type": kind.type, "title": kind.title, "status": kind.status, "detail": error.told, **data}
 
 
 def http_problem(status: int, title: str, detail: str) -> dict[str, object]:

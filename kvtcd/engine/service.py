@@ -62,6 +62,7 @@ class Service:
         feeds: for those who listen to what becomes of them.
         leases: by which they stay for a while.
         overview: all of it in numbers.
+        admit: refuses a tenant whose disk environment is left out; see `Conditions.admit`.
         pulse: whether all threads get something done.
     """
 
@@ -92,6 +93,7 @@ class Service:
         self.overview = Overview(
             self.boot_id, driver, tenancy.registry, self._tally, faults=lambda: tenancy.faults, remote=remote
         )
+        self.admit = tenancy.conditions.admit
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._guests: list[Worker] = []
         self._remote = remote
@@ -253,14 +255,14 @@ class Service:
 
         Raises:
             UnknownNamespace: there is none of that name.
-            StoreFailed: it could not be completed; call it again.
+            StoreFailed: it could not be completed, call it again; or the tenant is left out.
         """
+        self.admit(tenant)
         # Half of it may be on disk when its caller goes, so it is ended without him.
         return await self._errands.finish("purge", self._purge(self._registry.find(tenant, name)))
 
     async def _purge(self, namespace: Namespace) -> Removed:
-        remote = None if namespace.trial else self._remote
-        if remote:
+        if remote := None if namespace.trial else self._remote:
             await remote.purge(namespace)
         self.leases.purge(namespace.number)
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)

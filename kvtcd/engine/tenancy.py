@@ -18,6 +18,7 @@ from kvtcd.core.messages import Fault
 from kvtcd.core.policy import Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.chooser import Chooser
+from kvtcd.engine.conditions import Conditions
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.emptying import empty, forget
 from kvtcd.engine.envelopes import found
@@ -49,6 +50,7 @@ class Tenancy:
 
     Attributes:
         hot: blocks found at start that were raw in memory before.
+        conditions: of environments at the start.
     """
 
     def __init__(
@@ -71,13 +73,12 @@ class Tenancy:
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
         self.hot: list[RecordKey] = []
-        self._faults: dict[str, Fault] = {}
-        """What was wrong with environments at the start, by their tenants' tags."""
+        self.conditions = Conditions(master)
 
     @property
     def faults(self) -> Counter[Fault]:
         """What is wrong with environments of tenants, and how many."""
-        found, tenants = Counter(self._faults.values()), self.registry.tenants.values()
+        found, tenants = Counter(self.conditions.all()), self.registry.tenants.values()
         found["out-of-use"] = sum(each.writer.environment.failed for each in tenants if each.writer)
         return +found
 
@@ -107,7 +108,7 @@ class Tenancy:
             # Its tenant is refused until this is mended; the others are served.
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
-            self._faults[tag] = "left-out"
+            self.conditions.note(tag, "left-out")
             return True
         values = await writer.exclusive(partial(recovery.mend, tag=tag))
         if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
@@ -151,8 +152,9 @@ class Tenancy:
 
         Raises:
             IdentityConflict: name and identity are taken, but not together.
-            StoreFailed: it could not be made durable.
+            StoreFailed: it could not be made durable, or the tenant is left out.
         """
+        self.conditions.admit(tenant)
         async with self._changing:
             known = self.registry.tenants.get(tenant)
             if known is None and is_trial(name):
@@ -182,12 +184,7 @@ class Tenancy:
 
     def _add_guest(self, tenant: str) -> None:
         """Let somebody try the daemon; nothing of him is written."""
-        keys = TenantKeys.derive(self._master, tenant)
-        if self._faults.get(keys.tag.hex()) == "left-out":
-            raise StoreFailed(
-                "open", "this tenant's environment could not be opened at the start; see the log"
-            )
-        self.registry.tenants[tenant] = Tenant(keys, None, guest=True)
+        self.registry.tenants[tenant] = Tenant(TenantKeys.derive(self._master, tenant), None, guest=True)
 
     async def _open_writer(self, tag: str) -> Writer:
         assert self._open_environment is not None, "there is a disk tier"
@@ -199,7 +196,7 @@ class Tenancy:
             raise
         if environment.quarantined:
             self._metrics.quarantined.inc()
-            self._faults[tag] = "set-aside"
+            self.conditions.note(tag, "set-aside")
         return Writer(environment, lane)
 
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
@@ -250,9 +247,8 @@ class Tenancy:
             StoreFailed: it could not be completed; call it again.
         """
         removed = await empty(self.registry.find(tenant, name), self.registry, self._driver)
-        tag = self.registry.tenants[tenant].keys.tag.hex()
-        if not is_trial(name) and self._faults.get(tag) == "set-aside":
-            del self._faults[tag]  # what was set aside went with it
+        if not is_trial(name):
+            self.conditions.purged(self.registry.tenants[tenant].keys.tag.hex())
         return removed
 
     async def clear(self, namespace: Namespace) -> None:

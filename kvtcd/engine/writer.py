@@ -163,7 +163,7 @@ def _told(fault: Exception) -> KvtcdError:
     if isinstance(fault, KvtcdError):
         return fault
     _log.error("unexpected failure while writing", exc_info=fault)
-    return StoreFailed("write", repr(fault))
+    return StoreFailed("write", type(fault).__name__, str(fault))
 
 
 def _settle(group: list[_Write], error: KvtcdError | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import shutil
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, get_args
 
@@ -11,9 +13,14 @@ from support.fake_store import FakeStore
 from support.faults import unreadable
 from support.http import NS, TENANT_HEADER, running, until
 from support.toy import BLOCK_TOKENS, IDENTITY, block
+from typer.testing import CliRunner
 
+from kvtcd import cli
 from kvtcd.admin.degraded import WORDS
 from kvtcd.api import page
+from kvtcd.api.app import ROUTES
+from kvtcd.core.access import Scope
+from kvtcd.core.errors import StoreFailed
 from kvtcd.core.messages import Fault
 from kvtcd.core.remote.breaker import FAILURES
 from kvtcd.tiers.disk.faults import DATA
@@ -70,6 +77,65 @@ async def test_a_tenant_that_is_left_out_is_named_and_refused_and_the_others_are
         assert await told(daemon) == (["left-out"], {"left-out": 1}, {"left-out": 1.0})
         assert await register(daemon, "uid:1") == 200
         assert await register(daemon, "uid:2") == 500
+
+
+def of_tenants():
+    """Return the routes about what a tenant has, each with a path that fits."""
+    parts = {"{ns}": "demo", "{key}": "ab", "{id}": "0" * 32}
+    for route in ROUTES:
+        if route.scope == Scope.DATA and route.path not in {
+            "/v1", "/v1/stats", "/v1/history", "/v1/openapi.json", "/", "/page/{file}",
+        }:  # fmt: skip
+            path = route.path
+            for name, value in parts.items():
+                path = path.replace(name, value)
+            yield route.method, path
+
+
+async def test_who_is_left_out_is_never_told_that_nothing_of_his_is_there(tmp_path) -> None:
+    async with stored(tmp_path / "s", "uid:1", "uid:2") as tags:
+        pass
+    unreadable(tmp_path / "s" / "tenants" / tags["uid:2"])
+    asked = [*of_tenants(), ("GET", "/v1/namespaces/kvtcd-doctor")]
+    assert ("DELETE", NS) in asked
+    async with running(state=tmp_path / "s") as daemon:
+        for method, path in asked:
+            async with daemon.request(method, path, headers={TENANT_HEADER: "uid:2"}) as answer:
+                assert answer.status == 500, (method, path)
+                if method != "HEAD":
+                    problem = await answer.json()
+                    assert problem["type"] == "urn:kvtcd:error:store-failed", (method, path)
+                    assert str(tmp_path) not in str(problem)
+        async with daemon.request("GET", "/v1/namespaces") as answer:
+            assert [each["name"] for each in (await answer.json())["namespaces"]] == ["demo"]
+        async with daemon.request("GET", "/v1/stats", headers={TENANT_HEADER: "uid:2"}) as answer:
+            assert answer.status == 200, "it says what is degraded"
+
+
+async def test_a_purge_by_command_says_that_the_tenant_is_left_out(tmp_path) -> None:
+    async with stored(tmp_path / "s", "uid:1") as tags:
+        pass
+    unreadable(tmp_path / "s" / "tenants" / tags["uid:1"])
+    async with running(state=tmp_path / "s") as daemon:
+        purge = ["purge", "demo", str(daemon.socket), "--yes"]
+        asked = await asyncio.to_thread(CliRunner().invoke, cli.app, purge)
+    assert isinstance(asked.exception, StoreFailed)
+
+
+async def test_a_client_is_told_no_file_of_this_host(tmp_path) -> None:
+    """New tenants, whose environments cannot be made: the log has the words of the system."""
+    async with stored(tmp_path / "s", "uid:1"):
+        pass
+    async with running(state=tmp_path / "s") as daemon:
+        tenants = tmp_path / "s" / "tenants"
+        shutil.move(tenants, tmp_path / "away")
+        tenants.write_text("in its place")
+        headers = {TENANT_HEADER: "uid:2"}
+        async with daemon.request("PUT", NS, json=IDENTITY.to_json(), headers=headers) as answer:
+            told = await answer.text()
+            assert (answer.status, str(tmp_path) in told) == (500, False), told
+        tenants.unlink()
+        shutil.move(tmp_path / "away", tenants)
 
 
 async def test_what_was_set_aside_is_named_until_its_tenant_purges(tmp_path) -> None:

@@ -197,7 +197,7 @@ class Environment:
                 try:
                     close_clean(generation)
                 except Broken as broken:
-                    raise StoreFailed("close", broken.code) from broken
+                    raise StoreFailed("close", broken.code, broken.where) from broken
 
     def destroy(self) -> None:
         """Close and unlink everything of this tenant, durably."""
@@ -218,7 +218,7 @@ class Environment:
             except Damaged as damage:
                 self.recovered, self.quarantined = False, True
                 directories.set_aside(path)
-                _log.warning("%s is damaged and set aside; beginning empty (%s)", path, damage.code)
+                _log.warning("%s is damaged and set aside; beginning empty (%s)", path, damage)
         return open_sound(build(self.path, self.quota, lambda _: None), self.quota)
 
     def _page(self, after: bytes) -> tuple[Page, bytes | None]:
@@ -240,7 +240,7 @@ class Environment:
                 broken = error
         if broken is not None:
             self._recover(generation)
-            raise StoreFailed(op, broken.code) from broken
+            raise StoreFailed(op, broken.code, broken.where) from broken
 
     def _recover(self, broken: Generation) -> None:
         """Reopen after an I/O error, once: what a failed fsync left on the device is unknown."""
@@ -265,7 +265,7 @@ class Environment:
             with translated("reopen", path):
                 self._generation = open_sound(path, self.quota)
         except StoreFailed as error:
-            self._fail(error.code)
+            self._fail(str(error))
 
     def _begun_anew(self, old: Generation, namespaces: Mapping[str, bytes]) -> Path:
         """Unlink first, and then build a file without records; the gate is held."""
@@ -275,7 +275,7 @@ class Environment:
                 directories.clear(self.path)
                 return build(self.path, self.quota, lambda new: new.put_namespaces(namespaces))
         except StoreFailed as error:
-            self._fail(error.code)
+            self._fail(str(error))
             raise
 
     def _fail(self, why: str) -> None:

@@ -47,17 +47,17 @@ def translated(op: str, path: Path, *, need: int = 0) -> Iterator[None]:
     except lmdb.MapFullError as error:
         raise StoreFull(op, "the map is full (MDB_MAP_FULL)") from error
     except _DAMAGE as error:
-        raise Damaged(op, _name(error)) from error
+        raise Damaged(op, _name(error), str(error)) from error
     except lmdb.Error as error:
         io_error = error.code == errno.EIO
         if error.code in _NO_ROOM or (io_error and _room(path) < need + _SLACK):
             raise StoreFull(op, "no space left on the device") from error
         if io_error or isinstance(error, lmdb.PanicError):
-            raise Broken(op, _name(error)) from error
-        raise StoreFailed(op, _name(error)) from error
+            raise Broken(op, _name(error), str(error)) from error
+        raise StoreFailed(op, _name(error), str(error)) from error
     except OSError as error:
         kind = StoreFull if error.errno in _NO_ROOM else StoreFailed
-        raise kind(op, f"{errno.errorcode.get(error.errno or 0, 'OSError')}: {error}") from error
+        raise kind(op, errno.errorcode.get(error.errno or 0, "OSError"), str(error)) from error
 
 
 _DAMAGE = (
@@ -71,7 +71,7 @@ _DAMAGE = (
 
 
 def _name(error: lmdb.Error) -> str:
-    return f"{getattr(error, 'MDB_NAME', None) or errno.errorcode.get(error.code, error.code)}: {error}"
+    return str(getattr(error, "MDB_NAME", None) or errno.errorcode.get(error.code, error.code))
 
 
 def _room(path: Path) -> int:
