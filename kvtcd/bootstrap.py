@@ -7,14 +7,14 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from kvtcd import machine, shared_store
+from kvtcd import custody, machine, shared_store
 from kvtcd.codec import choose
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.profiles import ProfileFolder
@@ -77,7 +77,7 @@ async def service(
 
     Raises:
         ConfigError: a policy file, the master key, the state directory, the recording, or what is asked of
-            this machine, cannot be had.
+            this machine, cannot be had; or nothing that is stored is under that key.
         AlreadyRunning: another process holds the state directory.
     """
     policies = await asyncio.to_thread(load_policies, config.policies)
@@ -91,8 +91,12 @@ async def service(
             _assemble, config, state, key, record, lost, policies=policies, tracer=tracer, entry=remote
         )
         try:
-            for tag in await built.recover(tags):
-                _log.warning("tenant %s belongs to another master key and is removed", tag)
+            foreign = await built.recover(tags)
+            if foreign and not built.ready:
+                raise custody.refusal(state, foreign)
+            for tag in foreign:
+                where = await asyncio.to_thread(custody.described, state, tag)
+                _log.warning("%s belongs to another master key and is removed", where)
                 built.metrics.foreign.inc()
                 await asyncio.to_thread(state.remove_tenant, tag)
             yield built
@@ -134,11 +138,23 @@ def _tracing(config: Config) -> type[Tracing] | None:
     return Tracing
 
 
-def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> tuple[tuple[Policy, ...], bool]:
-    """Refuse what `service` and `tracing` would; nothing is made or held.
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a start would find.
 
-    Returns:
-        the policies in order, and whether another process has the state directory now.
+    Attributes:
+        policies: in order.
+        held: another process has the state directory now.
+        notes: what is worth knowing of the state directory.
+    """
+
+    policies: tuple[Policy, ...]
+    held: bool
+    notes: tuple[str, ...]
+
+
+def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> Examined:
+    """Refuse what `service` and `tracing` would; nothing is made or held.
 
     Raises:
         ConfigError, Unavailable: see there.
@@ -148,13 +164,23 @@ def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> tu
     _tracing(config)
     state = StateFiles(config.daemon.state)
     held = state.examine()
-    state.known_key(master)
+    key, notes = state.known_key(master), tuple[str, ...]()
     if config.disk.capacity:
         require_hardened()
+        if key and not held:
+            notes = _stored(state, key)
     if config.remote.url:
         asyncio.run(_entered(config, load_credentials(config.remote.credentials, remote)))
         shared_store.ledger(state)
-    return policies, held
+    return Examined(policies, held, notes)
+
+
+def _stored(state: StateFiles, key: bytes) -> tuple[str, ...]:
+    """Return what is worth knowing of what is stored; refuse a key that nothing of it is under."""
+    found = custody.survey(state, key)
+    if found.foreign and not found.fitting:
+        raise custody.refusal(state, found.foreign)
+    return tuple(found.notes(state))
 
 
 async def _entered(config: Config, entry: Credentials) -> None:

@@ -24,14 +24,15 @@ def examine(config: Config) -> Iterator[str]:
     handed = entrance.handed_over(config)
     master, entry = credential(os.environ, MASTER_KEY), credential(os.environ, REMOTE)
     doors = entrance.Entrance(config, handed)
-    policies, held = bootstrap.examine(config, master=master, remote=entry)
-    taken = entrance.examine(config, handed, busy=held)
-    yield f"policies in effect: {', '.join(policy.name for policy in policies)}"
+    found = bootstrap.examine(config, master=master, remote=entry)
+    taken = entrance.examine(config, handed, busy=found.held)
+    yield f"policies in effect: {', '.join(policy.name for policy in found.policies)}"
+    yield from found.notes
     if doors.tokens:
         yield f"tokens: {len(doors.tokens)}"
     if doors.tls:
         yield f"the certificate ends on {doors.tls.ends:%Y-%m-%d}"
-    if held:
+    if found.held:
         yield f"a daemon, or a command of an operator, uses {config.daemon.state} now"
     elif taken:
         yield f"somebody listens on {config.daemon.socket} now: a daemon, or its service manager"

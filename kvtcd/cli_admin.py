@@ -90,7 +90,8 @@ def rekey(
     """Put all that is stored under another master key; needs room for a second copy."""
     from kvtcd.admin import rekey as admin  # noqa: PLC0415 - lmdb, numpy
 
-    admin.command(path, old=old_key, new=new_key)
+    if not admin.command(path, old=old_key, new=new_key):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -28,10 +28,13 @@ from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import StagedEncoder
 from kvtcd.config import Config, dump, load, load_policies
 from kvtcd.core.errors import ConfigError, DeviceLost
-from kvtcd.core.keys import EngineKey
+from kvtcd.core.keys import EngineKey, TenantKeys
 from kvtcd.core.messages import BlockHead
 from kvtcd.engine.cuda import CudaStream
+from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.serve import serve
+from kvtcd.tiers.disk import Environment
+from kvtcd.tiers.state import StateDirectory
 
 WORLD = World(kv())
 TENANT, TOKENS, BLOCKS = "uid:1", 32, 4
@@ -91,6 +94,27 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
     monkeypatch.setattr(machine, "_cuda", lambda _config, _field: torch.device("cpu"))
     return fake_cudart.install(monkeypatch)
+
+
+def test_one_tenant_of_another_key_is_named_with_its_size_and_removed(tmp_path, caplog) -> None:
+    config = configuration(tmp_path)
+    state = StateDirectory(config.daemon.state)
+    tags = [TenantKeys.derive(master, "uid:1").tag.hex() for master in (state.master_key(), b"k" * 32)]
+    for tag in tags:
+        environment = Environment(state.tenant(tag), quota=1 << 24)
+        environment.put_namespace(TENANT_NAME, b"uid:1")
+        environment.close()
+    state.close()
+
+    async def begun() -> None:
+        async with bootstrap.service(config) as service:
+            assert service.ready
+
+    asyncio.run(begun())
+    (said,) = [each.message for each in caplog.records if "another master key" in each.message]
+    assert f"{state.tenant(tags[1])} (0." in said
+
+    assert [*state.tenants()] == tags[:1]
 
 
 async def there_and_back(service) -> list[bool]:

@@ -20,9 +20,12 @@ from typer.testing import CliRunner
 from kvtcd import cli, config
 from kvtcd.check import examine
 from kvtcd.core.errors import ConfigError, KvtcdError
+from kvtcd.core.keys import TenantKeys
 from kvtcd.core.regions import side_socket
+from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.lab.daemon import Daemon
 from kvtcd.serve import serve
+from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.state import MASTER_KEY, StateDirectory
 
 TOKEN = f'[[token]]\nsha256 = "{"a" * 64}"\ntenant = "t"\n'
@@ -242,6 +245,16 @@ def key_that_differs(site: Site) -> None:
     site.credential(MASTER_KEY, b"k" * 32)
 
 
+def key_of_another_store(site: Site) -> None:
+    state = StateDirectory(site.state)
+    keys = TenantKeys.derive(state.master_key(), "uid:1")
+    environment = Environment(state.tenant(keys.tag.hex()), quota=1 << 24)
+    environment.put_namespace(TENANT_NAME, b"uid:1")
+    environment.close()
+    state.close()
+    (site.state / "master.key").write_bytes(b"k" * 32)
+
+
 def too_much_memory(site: Site) -> None:
     site.say("host", capacity="32TiB")
 
@@ -258,7 +271,7 @@ FAULTS: list[Callable[[Site], None]] = [
     no_folder_for_the_socket, folder_that_is_none, no_socket_but_a_file, no_side_socket_but_a_file,
     state_below_a_file, state_that_is_a_file, state_that_others_may_enter, state_of_somebody_else,
     state_of_a_later_release, state_over_the_network, key_of_another_size, key_that_is_lost,
-    key_that_differs, too_much_memory, no_gpu,
+    key_that_differs, key_of_another_store, too_much_memory, no_gpu,
 ]  # fmt: skip
 
 

@@ -11,11 +11,11 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvtcd import terminal
+from kvtcd import custody, terminal
 from kvtcd.admin.export_file import messages, survey
 from kvtcd.admin.key_files import read_key
 from kvtcd.codec.profiles import ProfileFolder
@@ -23,7 +23,7 @@ from kvtcd.config import Config, show_bytes, tenant_name
 from kvtcd.core import archive, cipher
 from kvtcd.core import record as records
 from kvtcd.core.archive_messages import Block, Namespace, ProfileHead
-from kvtcd.core.errors import AlreadyRunning, ConfigError, Corrupt, IdentityConflict, StoreFull
+from kvtcd.core.errors import AlreadyRunning, ConfigError, Corrupt, IdentityConflict, StoreFailed, StoreFull
 from kvtcd.core.identity import NAMESPACE_NAME, differing
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.engine.namespaces import TENANT_NAME, persisted, restored
@@ -59,7 +59,8 @@ def command(
 
     Raises:
         AlreadyRunning: the daemon runs.
-        ConfigError: a key, name, file or state directory that cannot be used.
+        ConfigError: a key, name, file or state directory that cannot be used, or a master key that nothing
+            which is stored is under.
         Corrupt: the file is not what was written; nothing was stored.
         IdentityConflict: the tenant has another namespace of this name, or this one under another.
         StoreFailed, StoreFull: the store cannot take it.
@@ -74,6 +75,9 @@ def command(
         owner, called = _named(tenant or found.namespace.tenant, name or found.namespace.name)
         with closing(StateDirectory(config.daemon.state)) as state:
             root = state.master_key(None if master is None else read_key(master))
+            held = custody.survey(state, root)
+            if held.foreign and not held.fitting:
+                raise custody.refusal(state, held.foreign)
             _require_room(state, config, found.nbytes)
             keys = TenantKeys.derive(root, owner)
             path = state.tenant(keys.tag.hex())
@@ -108,7 +112,8 @@ def _require_room(state: StateDirectory, config: Config, need: int) -> None:
     """Refuse what the daemon would evict at its next start, or the device cannot hold."""
     used = 0
     for tag in state.tenants():
-        with at_rest(state.tenant(tag)) as resting:
+        # one that cannot be read is left out by the daemon, too
+        with suppress(StoreFailed), at_rest(state.tenant(tag)) as resting:
             used += resting.used
     free = shutil.disk_usage(config.daemon.state).free
     if used + need > config.disk.capacity:

@@ -8,6 +8,7 @@ the next start of the daemon, as a tenant of another key; killed after it, the o
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -16,11 +17,11 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from kvtcd import terminal
+from kvtcd import custody, terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.core import cipher
 from kvtcd.core import record as records
-from kvtcd.core.errors import ConfigError, Corrupt
+from kvtcd.core.errors import ConfigError, Corrupt, StoreFailed
 from kvtcd.core.keys import RecordKey, TenantKeys
 from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.engine.warmup import WARM_NAME
@@ -45,8 +46,8 @@ class Rekeyed:
     damaged: int = 0
 
 
-def command(path: Path, *, old: Path | None, new: Path | None) -> None:
-    """Put a state directory under another master key.
+def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
+    """Put a state directory under another master key; tell whether every record is under it now.
 
     Args:
         path: the state directory; no daemon may use it.
@@ -55,8 +56,10 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
 
     Raises:
         AlreadyRunning: a daemon uses it.
-        ConfigError: it is no state directory, or a key cannot be used.
-        StoreFailed, StoreFull: it cannot be read, or there is no room for a second copy; nothing has changed.
+        ConfigError: it is no state directory, a key cannot be used, or something that is stored is not under
+            the old one; nothing has changed.
+        StoreFailed, StoreFull: a tenant cannot be read, or there is no room for a second copy; nothing has
+            changed.
     """
     console = terminal.console()
     with closing(StateDirectory.existing(path)) as state:
@@ -68,6 +71,9 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         after = secrets.token_bytes(MASTER_KEY_BYTES) if new is None else read_key(new)
         if before == after:
             raise ConfigError(new or path, "", "is the key that it is under already")
+        if old is not None and kept and not hmac.compare_digest(before, state.master_key()):
+            raise ConfigError(old, "", f"differs from {path / 'master.key'}, the key that it is under")
+        _require_all(state, before)
         with terminal.progress(console, transient=True) as progress:
             done = rekey(state, before, after, progress)
     console.print(
@@ -75,6 +81,28 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> None:
         + (f"; {done.damaged:,} were damaged and are gone" if done.damaged else "")
         + ("" if kept else "; hand it to the daemon as the credential kvtcd.master-key")
     )
+    return not done.damaged
+
+
+def _require_all(state: StateDirectory, before: bytes) -> None:
+    """Refuse to begin where something would be left behind: under the new key it would be removed as foreign.
+
+    Raises:
+        ConfigError: a tenant is under another key than the old one.
+        StoreFailed: one cannot be read as it is.
+    """
+    found = custody.survey(state, before)
+    if found.foreign:
+        where = ", ".join(custody.described(state, tag) for tag in found.foreign)
+        why = (
+            f"holds tenants that are under another key than the old one: {where}. Is it the right key? If "
+            "what is there may go, move it away. Nothing was changed"
+        )
+        raise ConfigError(state.path, "", why)
+    for tag, why in (found.unreadable | found.damaged).items():
+        raise StoreFailed(
+            "rekey", f"{state.tenant(tag)}: {why}; mend it, or move it away. Nothing was changed"
+        )
 
 
 def rekey(state: StateDirectory, before: bytes, after: bytes, progress: Progress) -> Rekeyed:

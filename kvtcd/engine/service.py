@@ -111,14 +111,15 @@ class Service:
     async def recover(self, tags: Sequence[str]) -> list[str]:
         """Take in what an earlier process left on disk, and be ready; return the tags of no known key.
 
-        Args:
-            tags: hex names of the tenants' environments.
+        Where there are such alone, it does not become ready: the master key may be a wrong one.
         """
         gc.disable()  # what is taken in has no cycles to be found, and looking takes as long as the rest
         try:
             foreign = await self._tenancy.recover(tags)
         finally:
             gc.enable()
+        if foreign and not self._registry.tenants:
+            return foreign
         gc.freeze()  # nor is it looked at again whenever something else has grown
         self._watch_the_clock()
         self.ready = True

@@ -355,6 +355,18 @@ def test_what_cannot_be_done_is_said(tmp_path, secret) -> None:
     held.close()
 
 
+def test_an_import_under_another_master_key_than_what_is_there_is_refused(tmp_path, secret) -> None:
+    filled(tmp_path / "a")
+    filled(tmp_path / "b")
+    exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)
+    (other := tmp_path / "other.key").write_bytes(b"k" * 32)
+    other.chmod(0o600)
+    (tmp_path / "b" / "master.key").rename(tmp_path / "kept")
+    with pytest.raises(ConfigError, match=r"\(2 tenants\) is under another master key than this one"):
+        imported(file, tmp_path / "b", secret, master=other)
+    assert len(list((tmp_path / "b" / "tenants").iterdir())) == 2
+
+
 def test_a_name_that_several_have_asks_whose(tmp_path, secret) -> None:
     filled(tmp_path / "a")
     exported(tmp_path / "a", file := tmp_path / "docs.kvtx", secret)

@@ -7,11 +7,14 @@ import secrets
 from pathlib import Path
 
 import pytest
-from engine.test_service import fetch, key, store
-from support.toy import IDENTITY, block, soon, toy_service
+from engine.test_service import fetch, store
+from support.faults import unreadable
+from support.toy import IDENTITY, block, toy_service
+from typer.testing import CliRunner
 
 from kvtcd.admin import rekey as admin
-from kvtcd.core.errors import AlreadyRunning, ConfigError, NotFound, StoreFull
+from kvtcd.cli import app
+from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, StoreFull
 from kvtcd.tiers.disk import Environment, Put
 from kvtcd.tiers.state import StateDirectory
 
@@ -30,23 +33,18 @@ async def _fill(path: Path, *, encrypt: bool) -> None:
             await store(toy.service, ns, {9: block(99)}, salt=b"salted", durable=True)
 
 
-def check(path: Path, *, present: bool = True) -> None:
-    asyncio.run(_check(path, present=present))
+def check(path: Path) -> None:
+    asyncio.run(_check(path))
 
 
-async def _check(path: Path, *, present: bool) -> None:
+async def _check(path: Path) -> None:
     async with toy_service(path) as toy:
         for number, tenant in enumerate(TENANTS):
             ns = await toy.service.register(tenant, "n", IDENTITY)
-            if present:
-                assert [await fetch(toy.service, ns, n) for n in range(3)] == [
-                    block(10 * number + n) for n in range(3)
-                ]
-                assert await fetch(toy.service, ns, 9, salt=b"salted") == block(99)
-            else:
-                with pytest.raises(NotFound):
-                    async with toy.service.blocks.read(ns, key(0), b"", soon()):
-                        pass
+            assert [await fetch(toy.service, ns, n) for n in range(3)] == [
+                block(10 * number + n) for n in range(3)
+            ]
+            assert await fetch(toy.service, ns, 9, salt=b"salted") == block(99)
 
 
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
@@ -61,13 +59,73 @@ def test_what_was_stored_is_found_under_the_new_key(tmp_path, encrypt, capsys) -
     check(tmp_path)
 
 
-def test_with_the_old_key_put_back_there_is_nothing(tmp_path) -> None:
+def test_with_the_old_key_put_back_nothing_is_served_or_removed(tmp_path) -> None:
     filled(tmp_path)
     before = (tmp_path / "master.key").read_bytes()
     admin.command(tmp_path, old=None, new=None)
+    after = (tmp_path / "master.key").read_bytes()
     (tmp_path / "master.key").write_bytes(before)
+    asyncio.run(_refused(tmp_path))
+    (tmp_path / "master.key").write_bytes(after)
 
-    check(tmp_path, present=False)
+    check(tmp_path)
+
+
+async def _refused(path: Path) -> None:
+    async with toy_service(path) as toy:
+        assert not toy.service.ready
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(each): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["file", "credential"])
+def test_with_another_old_key_than_the_one_it_is_under_nothing_changes(tmp_path, elsewhere) -> None:
+    state, wrong, new = tmp_path / "state", tmp_path / "wrong", tmp_path / "new"
+    filled(state)
+    for each in (wrong, new):
+        each.write_bytes(secrets.token_bytes(32))
+        each.chmod(0o600)
+    if elsewhere:
+        (state / "master.key").rename(tmp_path / "right")
+    before = files(state)
+    answer = CliRunner().invoke(
+        app, ["rekey", str(state), "--old-key", str(wrong), "--new-key", str(new)], catch_exceptions=True
+    )
+
+    assert isinstance(answer.exception, ConfigError)
+    assert ("Is it the right key?" if elsewhere else "differs from") in str(answer.exception)
+    assert files(state) == before
+
+
+def test_another_old_key_is_refused_where_nothing_is_stored_either(tmp_path) -> None:
+    state = StateDirectory(tmp_path / "state")
+    key = state.master_key()
+    state.close()
+    (wrong := tmp_path / "wrong").write_bytes(secrets.token_bytes(32))
+    wrong.chmod(0o600)
+    with pytest.raises(ConfigError, match="differs from"):
+        admin.command(tmp_path / "state", old=wrong, new=None)
+
+    assert (tmp_path / "state" / "master.key").read_bytes() == key
+
+
+def test_one_tenant_under_another_key_or_unreadable_is_named_and_nothing_changes(tmp_path) -> None:
+    filled(tmp_path)
+    first, second = sorted((tmp_path / "tenants").iterdir())
+    moved = second.rename(second.with_name("ab" * 16))
+    before = files(tmp_path)
+    with pytest.raises(ConfigError, match=rf"{moved} \(0\.\d MB\)"):
+        admin.command(tmp_path, old=None, new=None)
+    assert files(tmp_path) == before
+    moved.rename(second)
+    unreadable(first)
+    before = files(tmp_path)
+    with pytest.raises(StoreFailed, match=f"{first}: .*move it away"):
+        admin.command(tmp_path, old=None, new=None)
+
+    assert files(tmp_path) == before
 
 
 def test_keys_that_are_kept_elsewhere(tmp_path, capsys) -> None:
@@ -143,7 +201,7 @@ def test_a_damaged_record_is_left_behind(tmp_path, capsys) -> None:
     environment.write([Put(page.keys[0], envelope, damaged)], [])
     environment.close()
     state.close()
-    admin.command(tmp_path, old=None, new=None)
+    assert not admin.command(tmp_path, old=None, new=None), "a script is told that something is gone"
 
     assert "7 records of 2 tenants are under the new key; 1 were damaged" in " ".join(
         capsys.readouterr().out.split()

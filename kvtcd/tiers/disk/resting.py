@@ -76,14 +76,14 @@ def at_rest(environment: Path) -> Iterator[Resting]:
         path, aside = directories.current(environment), tuple(directories.damaged(environment))
         condition = read_condition(path) if path else Condition.CLEAN
         why, lacking = diagnosis(path, condition) if path else (None, None)
+        nbytes = data_bytes(path or environment)
     except OSError as error:
         raise StoreFailed("open", str(error)) from error
     if lacking is not None:
         why = f"its file should have {lacking} bytes; the next start lengthens it"
     generation = Generation(path, quota=0, reading=True) if path and why is None else None
     try:
-        where = path or environment
-        yield Resting(where, condition, why, data_bytes(where), aside, generation)
+        yield Resting(path or environment, condition, why, nbytes, aside, generation)
     finally:
         if generation:
             generation.close()
