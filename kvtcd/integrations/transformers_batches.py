@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import DynamicCache
 
-from kvtcd.core.errors import BlockMismatch
+from kvtcd.core.errors import BadRequest, BlockMismatch
 from kvtcd.integrations.transformers_blocks import TORCH_DTYPE, require_full_attention
 
 if TYPE_CHECKING:
@@ -31,7 +31,12 @@ def padded(sequences: Sequence[Sequence[int]], known: Sequence[int], pad: int) -
 
     Returns:
         Token ids and mask, both int64 ``[B, W]``. The first ``max(known)`` slots are those of the cache.
+
+    Raises:
+        BadRequest: `pad` is no token id.
     """
+    if type(pad) is not int or pad < 0:
+        raise BadRequest("pad", f"is {pad!r}, not a token id; where a tokenizer has none take any, such as 0")
     cached = max(known)
     width = cached + max(len(ids) - count for ids, count in zip(sequences, known, strict=True))
     tokens = torch.full((len(sequences), width), pad)

@@ -7,7 +7,7 @@ them. Importing this loads neither torch nor transformers; using it does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvtcd.client import BlockHead, Client
 from kvtcd.client.call import Salt
@@ -15,12 +15,15 @@ from kvtcd.core.errors import BadRequest, BlockMismatch, KvtcdError
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import ChainBlock, EngineKey, chain
 from kvtcd.integrations.transformers_daemon import Daemon
-from kvtcd.integrations.transformers_identity import identity_of_model, require_ours
+from kvtcd.integrations.transformers_identity import require_ours
 from kvtcd.integrations.transformers_reports import LoadBatchReport, LoadReport, SaveReport
+from kvtcd.integrations.transformers_sequences import one_each, tokens_of
 
 if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache, PreTrainedModel
+
+    from kvtcd.integrations.transformers_weights import WeightsWatch
 
 
 class PrefixCache:
@@ -34,13 +37,14 @@ class PrefixCache:
         model_or_identity: a model that was loaded from a folder, or the identity of its caches. A model with
             adapters, or with weights that no folder holds, needs an identity.
         block_tokens: tokens of a block, for a model; an identity says it itself.
+        variant: names weights that are not those of the files: quantised when loaded, or changed since.
         salt: parts these blocks from others of the same user.
         deadline: seconds for the daemon to register the namespace; it may have to read a large profile.
 
     Raises:
         UnsupportedCache: the model has a layer that does not keep its whole past.
         UnsupportedRope: its keys are rotated in a way that cannot be undone.
-        BadIdentity: the identity is not one of such caches.
+        BadIdentity: it is not one of such caches, or the weights are not those of the files, or not any more.
         IdentityConflict: the daemon has others under its name.
         Unavailable: no weight files in the model's folder.
 
@@ -59,14 +63,20 @@ class PrefixCache:
         model_or_identity: PreTrainedModel | Identity,
         *,
         block_tokens: int = 256,
+        variant: str = "",
         salt: Salt = "",
         deadline: float | None = None,
     ) -> None:
-        self.identity = (
-            model_or_identity
-            if isinstance(model_or_identity, Identity)
-            else identity_of_model(model_or_identity, block_tokens)
-        )
+        self._weights: WeightsWatch | None = None
+        if isinstance(model_or_identity, Identity):
+            if variant:
+                raise BadRequest("variant", "is for a model; an identity says by its weights whose it is")
+            self.identity = model_or_identity
+        else:
+            from kvtcd.integrations import transformers_weights as loaded  # noqa: PLC0415 - loads torch
+
+            self._weights = loaded.WeightsWatch(model_or_identity)
+            self.identity = loaded.identity_of_model(model_or_identity, block_tokens, variant)
         require_ours(self.identity)
         self._daemon, self._salt = Daemon(client, self.identity, deadline=deadline), salt
 
@@ -117,7 +127,7 @@ class PrefixCache:
         from kvtcd.integrations.transformers_blocks import require_full_attention  # noqa: PLC0415 - loads torch
 
         require_full_attention(cache)
-        held, tokens = cache.get_seq_length(), _tokens(token_ids)
+        held, tokens = cache.get_seq_length(), tokens_of(token_ids)
         if len(tokens) < held:
             raise BlockMismatch("tokens", f"at least the {held} of the cache", len(tokens))
         whole = held if partial else held - held % self.identity.block_tokens
@@ -146,8 +156,12 @@ class PrefixCache:
 
         from kvtcd.integrations.transformers_blocks import cache_from_raw  # noqa: PLC0415 - loads torch
 
-        tokens, layout, salt = _tokens(token_ids), self.identity.layout, self._salt if salt is None else salt
-        client = self._daemon.client
+        tokens, layout, salt = (
+            tokens_of(token_ids),
+            self.identity.layout,
+            self._salt if salt is None else salt,
+        )
+        client = self._asked()
 
         def fetched(name: str) -> list[torch.Tensor]:
             blocks: list[torch.Tensor] = []
@@ -182,29 +196,23 @@ class PrefixCache:
     ) -> LoadBatchReport:
         """Return several sequences as a batch for `generate`, with the longest stored prefix of each.
 
+        The mask goes to `save_batch` again.
+
         Args:
             sequences: what the model is about to read, of any lengths and without padding.
             pad: token id for slots without a token, which the mask hides.
             device: where the model is.
             salts: one for each sequence.
             deadline: see the class; for each sequence.
-
-        Example:
-            Pass on all three, and the mask again to store what was read::
-
-                batch = prefixes.load_batch(sequences, pad=tokenizer.pad_token_id)
-                mask, cache = batch.attention_mask, batch.cache
-                output = model.generate(batch.input_ids, attention_mask=mask, cache=cache)
-                prefixes.save_batch(cache, output, mask)
         """
         from kvtcd.integrations.transformers_batches import padded, stacked  # noqa: PLC0415 - loads torch
 
         if not sequences:
             raise BadRequest("sequences", "there is none")
-        tokens = [_tokens(sequence) for sequence in sequences]
+        tokens = [tokens_of(sequence) for sequence in sequences]
         known = [
             self.load(ids, device=device, salt=salt, deadline=deadline)
-            for ids, salt in zip(tokens, _one_each(salts, len(tokens)), strict=True)
+            for ids, salt in zip(tokens, one_each(salts, len(tokens)), strict=True)
         ]
         counts = tuple(report.tokens for report in known)
         ids, mask = padded(tokens, counts, pad)
@@ -236,16 +244,20 @@ class PrefixCache:
             deadline: see the class; for each sequence.
 
         Raises:
-            UnsupportedCache: a layer does not keep its whole past.
-            BlockMismatch: tokens or mask are of another batch, or the cache is of another model.
+            UnsupportedCache, BlockMismatch: see `save`; or tokens or mask are of another batch.
         """
         from kvtcd.integrations.transformers_batches import rows  # noqa: PLC0415 - loads torch
 
         parts = list(rows(cache, token_ids, attention_mask))
         return tuple(
             self._store(part, ids, durable=durable, salt=salt, deadline=deadline)
-            for (part, ids), salt in zip(parts, _one_each(salts, len(parts)), strict=True)
+            for (part, ids), salt in zip(parts, one_each(salts, len(parts)), strict=True)
         )
+
+    def _asked(self) -> Client:
+        if self._weights:
+            self._weights.require_same()
+        return self._daemon.client
 
     def _store(
         self,
@@ -257,7 +269,7 @@ class PrefixCache:
         deadline: float | None,
     ) -> SaveReport:
         """Store the first tokens of a cache, which has at least as many."""
-        salt, client = self._salt if salt is None else salt, self._daemon.client
+        salt, client = self._salt if salt is None else salt, self._asked()
         links = list(chain(self.identity.digest, tokens, self.identity.block_tokens))
 
         def stored(name: str) -> SaveReport:
@@ -282,19 +294,3 @@ class PrefixCache:
             head = BlockHead(link.key, link.tokens, link.first, link.parent, None if number else shorter)
             raw = raw_block(cache, link.first, link.first + link.tokens, self.identity.layout)
             yield head, raw.cpu().numpy().data
-
-
-def _tokens(token_ids: Sequence[int] | torch.Tensor) -> list[int]:
-    """Return the tokens of one sequence, from a list or a tensor of shape ``[T]`` or ``[1, T]``."""
-    tokens: Any = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
-    if tokens and isinstance(tokens[0], list):
-        if len(tokens) != 1:
-            raise BadRequest("token_ids", f"a batch of {len(tokens)} sequences; see load_batch, save_batch")
-        tokens = tokens[0]
-    return list(tokens)
-
-
-def _one_each(salts: Sequence[Salt] | None, count: int) -> Sequence[Salt | None]:
-    if salts is not None and len(salts) != count:
-        raise BadRequest("salts", f"are {len(salts)}; there are {count} sequences")
-    return salts or [None] * count

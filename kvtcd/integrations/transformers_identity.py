@@ -8,10 +8,8 @@ those whose keys were compared with the formula. A guess would compress keys bad
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtcd.client.weights import weights_digest
 from kvtcd.core.errors import BadIdentity, UnsupportedRope
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
 from kvtcd.core.layout import Dtype, Layout, kv_layout
@@ -19,7 +17,7 @@ from kvtcd.core.layout import Dtype, Layout, kv_layout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 ENGINE = "transformers"
 HASH_SCHEME = "kvtcd-chain-v1"
@@ -68,34 +66,6 @@ def identity_of(
         adapter=adapter,
         layout=layout_of(config, dtype),
         rope=rope_of(config),
-        block_tokens=block_tokens,
-    )
-
-
-def identity_of_model(model: PreTrainedModel, block_tokens: int) -> Identity:
-    """Return the identity of the caches of a model that was loaded from a folder.
-
-    Raises:
-        BadIdentity: it has an adapter, no folder, or an element type that is not stored.
-        UnsupportedCache, UnsupportedRope: see `identity_of`.
-        Unavailable: no weight files in the folder.
-    """
-    if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
-        raise BadIdentity(
-            "adapter", "the model has an adapter; give an identity with the digest of its files"
-        )
-    folder = Path(model.name_or_path or "/dev/null")
-    if not folder.is_dir():
-        raise BadIdentity("weights", "the model was not loaded from a folder; give an identity")
-    try:
-        dtype = Dtype(str(model.dtype).removeprefix("torch."))
-    except ValueError:
-        raise BadIdentity("layout.dtype", f"{model.dtype} is not one of {', '.join(Dtype)}") from None
-    return identity_of(
-        model.config,
-        weights=weights_digest(folder),
-        model=folder.name,
-        dtype=dtype,
         block_tokens=block_tokens,
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvtcd.client import BlockResult
 from kvtcd.client.call import Salt
-from kvtcd.core.errors import KvtcdError
+from kvtcd.core.errors import BadRequest, KvtcdError
 from kvtcd.integrations.transformers_cache import PrefixCache
 
 if TYPE_CHECKING:
@@ -60,8 +60,11 @@ def prefill(
         deadline: seconds for each call of the daemon.
 
     Raises:
+        BadRequest: `step` is no number of tokens.
         BlockMismatch: the model makes other caches than those of `prefixes`.
     """
+    if type(step) is not int or step < 1:
+        raise BadRequest("step", f"is {step!r}, not a number of tokens, 1 or more")
     import torch  # noqa: PLC0415 - takes seconds
     from transformers import DynamicCache  # noqa: PLC0415 - takes seconds
 

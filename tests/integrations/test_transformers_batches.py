@@ -150,6 +150,8 @@ def test_what_is_no_batch_is_refused(prefixes, model):
         prefixes.save_batch(cache, tokens, ones, salts=[b"a"])
     with pytest.raises(BadRequest, match="salts"):
         prefixes.load_batch([[1, 2]], pad=PAD, salts=[])
+    with pytest.raises(BadRequest, match="pad: is None, not a token id"):
+        prefixes.load_batch([[1, 2]], pad=None)
     with pytest.raises(BadRequest, match="none"):
         prefixes.load_batch([], pad=PAD)
     cache.layers[1] = DynamicSlidingWindowLayer(sliding_window=4)

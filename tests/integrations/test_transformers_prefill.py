@@ -9,7 +9,7 @@ import torch
 from support.models import random_model, tiny_llama_config
 from support.prefixes import BLOCK_TOKENS, identity_for, lossless_daemon, read, sequence
 
-from kvtcd.core.errors import BlockMismatch, Unavailable
+from kvtcd.core.errors import BadRequest, BlockMismatch, Unavailable
 from kvtcd.integrations.transformers_cache import PrefixCache
 from kvtcd.integrations.transformers_prefill import prefill
 
@@ -42,6 +42,12 @@ def close(cache, model, tokens) -> None:
     for (keys, values, *_), (own_keys, own_values, *_) in zip(cache, read(model, tokens), strict=True):
         torch.testing.assert_close(keys, own_keys, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(values, own_values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [-5, 0, 1.5, True, None])
+def test_passes_without_tokens_are_refused(prefixes, model, step):
+    with pytest.raises(BadRequest, match=r"step: is .* not a number of tokens"):
+        prefill(prefixes, model, sequence(70), step=step)
 
 
 @pytest.mark.parametrize("step", [1, 7, 16, 40, 1000])
