@@ -18,6 +18,9 @@ _FIRST = {"sensitivity": "none"}
 _LISTS = frozenset({"choices", "curve", "streams", "texts"})
 _INTEGERS = frozenset({"layers", "seed", "sinks", "tokens"})
 
+ENOUGH_TOKENS = 8192
+"""Fewer are a bad bargain (`lab/measured.md`, Calibration)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -65,6 +68,17 @@ class Origin:
     sensitivity: str = "none"
     curve: tuple[Mapping[str, int | str], ...] = ()
     choices: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def starved(self) -> str | None:
+        """What to think of a profile that was fitted to few tokens; None where they were enough."""
+        if self.tokens >= ENOUGH_TOKENS:
+            return None
+        return (
+            f"fitted to {self.tokens:,} tokens, fewer than {ENOUGH_TOKENS:,}: divergence is a multiple of "
+            "what more tokens give, and the guard of kvtc2 may store most blocks losslessly, whatever its "
+            "curve says; calibrate on more tokens"
+        )
 
     def check(self, identity: Identity) -> None:
         """Compare with a namespace.

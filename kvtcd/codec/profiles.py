@@ -33,13 +33,16 @@ class ProfileFolder:
         """Return the newest profile that fits a namespace.
 
         Files that are not named by their digest, which alone tells that they are whole, and damaged ones are
-        passed over with a warning.
+        passed over with a warning; there is one, too, of a profile that was fitted to few tokens.
         """
         for path in sorted(self._path.glob(f"*{SUFFIX}"), key=_age, reverse=True):
             try:
-                read_origin(path).check(identity)
+                (origin := read_origin(path)).check(identity)
                 if is_named(path):
-                    return self._load(path)
+                    profile = self._load(path)
+                    if origin.starved:
+                        _log.warning("%s is used, but was %s", path, origin.starved)
+                    return profile
                 _log.warning("%s is passed over: %s", path, misnamed(self._digest(path)))
             except ProfileMismatch:
                 continue

@@ -32,7 +32,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.core.layout import canonical_json
 from kvtcd.lab import models
 from kvtcd.lab.attention import local_gradients
-from kvtcd.lab.checkpoint import Checkpoint
+from kvtcd.lab.checkpoint import Checkpoint, sweep
 from kvtcd.lab.dial import finer, measure, steps
 from kvtcd.lab.gather import Gathered, Taker, gather
 from kvtcd.lab.models import LoadedModel
@@ -106,7 +106,8 @@ def calibrate(
         window: tokens of a window.
         sensitivity: how to weigh errors: by gradients (``fisher``), by what attention alone makes of them
             (``attention``), or all alike (``none``).
-        checkpoints: folder for what was read so far, removed at the end.
+        checkpoints: folder for what was read so far, removed at the end. What killed runs have left half
+            written there, and what is a month old, is removed as well.
         every: seconds between checkpoints.
         phases: shows and times what goes on.
 
@@ -120,11 +121,14 @@ def calibrate(
     reading = plan_reading(ids, tokens, seed=seed, window=window, start=start)
     ranks = parts or [Part.whole(identity)]
     origins = [_origin(part.identity, sources, reading, seed, sensitivity) for part in ranks]
+    sweep(checkpoints)
     kept = [Checkpoint(checkpoints / _checkpoint_name(loaded, one, reading), every) for one in origins]
     takers = [
         Taker(part, checkpoint.restore(loaded.model.device), checkpoint.keep)
         for part, checkpoint in zip(ranks, kept, strict=True)
     ]
+    if origins[0].starved:
+        phases.note(f"The basis will be {origins[0].starved}.")
     phases.seconds |= takers[0].gathered.seconds
     if done := min(taker.gathered.read for taker in takers):
         phases.note(

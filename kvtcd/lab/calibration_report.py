@@ -113,6 +113,8 @@ def show(console: Console, made: Calibration, path: Path, found: dict[str, objec
         f"its bases have {share:.1%} as many numbers as the model has parameters"
     )
     console.print(", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in made.seconds.items()))
+    if origin.starved:
+        console.print(f"Its basis was {origin.starved}.", soft_wrap=True, highlight=False)
     console.print(str(path), soft_wrap=True, highlight=False)
     if not is_named(path):
         console.print(misnamed(made.profile.digest), soft_wrap=True, highlight=False)

@@ -2,15 +2,18 @@
 
 A safetensors file whose name stands for everything that determines the result; metadata hold the number of
 windows read and the seconds spent. It replaces its predecessor in one step: a kill leaves one or the other.
+Whoever writes one holds a shared lock of the folder (flock), which ends with its process: under an exclusive
+one, what is half written there is what killed ones have left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvtcd.codec.basis import Moments
+from kvtcd.codec.profile import SUFFIX
 from kvtcd.lab.gather import Gathered
 from kvtcd.lab.sensitivity import Sensitivity
 from kvtcd.lab.token_weights import Regression
@@ -29,6 +33,24 @@ _PARTS = tuple(field.name for field in fields(Moments))
 _GRAM, _TARGET = "tokens.gram", "tokens.target"
 _SHARE = 10
 """Writing takes at most one part in so many of the time."""
+
+_HALF_WRITTEN = ("*.part", ".tmp*")
+"""What a writer has open: our name for it, and that which safetensors writes under before it takes ours."""
+_DAYS = 30
+"""So old, a checkpoint is of a calibration that nobody goes on with."""
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers have left in a folder, and checkpoints of `_DAYS` days.
+
+    While another process writes there, nothing is removed.
+    """
+    with suppress(BlockingIOError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        stale = [path for pattern in _HALF_WRITTEN for path in folder.glob(pattern)]
+        oldest = time.time() - _DAYS * 86_400
+        stale += [path for path in folder.glob(f"*{SUFFIX}") if path.stat().st_mtime < oldest]
+        for path in stale:
+            path.unlink(missing_ok=True)
 
 
 class Checkpoint:
@@ -85,18 +107,28 @@ class Checkpoint:
             "streams": list(gathered.samples),
         }
         part = self._path.with_suffix(f".{os.getpid()}.part")
-        save_file(tensors, part, {_METADATA: json.dumps(metadata)})
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        with suppress(FileNotFoundError):  # another run of the very same calibration has ended meanwhile
+        with _locked(part.parent, fcntl.LOCK_SH):
+            save_file(tensors, part, {_METADATA: json.dumps(metadata)})
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
             part.replace(self._path)
         end = time.monotonic()
         self._due = end + max(self._every, (_SHARE - 1) * (end - start))
 
     def discard(self) -> None:
-        """Remove the file, and what killed runs have left; the calibration is done."""
-        for path in (self._path, *self._path.parent.glob(f"{self._path.stem}.*.part")):
-            path.unlink(missing_ok=True)
+        """Remove the file: the calibration is done."""
+        self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    """Hold a lock of a folder until the end of the block."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, how)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _moments(tensors: Mapping[str, Tensor], names: Iterable[str], kind: str) -> dict[str, Moments]:

@@ -40,6 +40,8 @@ def command(file: Path, *, plot: Path | None, json: Path | None) -> None:
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
     show(console := terminal.console(), profile)
+    if profile.origin.starved:
+        console.print(f"Its basis was {profile.origin.starved}.", soft_wrap=True, highlight=False)
     if not is_named(file):
         console.print(f"{file.name}: {misnamed(profile.digest)}", soft_wrap=True, highlight=False)
     if json:

@@ -298,6 +298,14 @@ def test_a_folder_finds_the_newest_profile_that_fits_and_skips_the_rest(made, tm
     assert folder.find(World(kv(layers=5)).identity) is None
 
 
+@pytest.mark.parametrize(("tokens", "warned"), [(8191, True), (8192, False)])
+def test_a_profile_of_few_tokens_is_used_with_a_warning(made, tmp_path, caplog, tokens, warned):
+    origin = dataclasses.replace(made[0].origin, tokens=tokens)
+    store(build(origin, made[0].streams, made[0].weighted)[1], tmp_path)
+    assert ProfileFolder(tmp_path).find(WORLD.identity).origin == origin
+    assert ("is used, but was fitted to 8,191 tokens, fewer than 8,192" in caplog.text) is warned
+
+
 def test_a_folder_gives_the_profile_a_blob_names_and_loads_it_once(made, tmp_path):
     folder = ProfileFolder(tmp_path)
     with pytest.raises(UnknownProfile):

@@ -215,8 +215,10 @@ def test_the_command_writes_a_profile_and_says_what_it_took(
     assert sum(written["phases"].values()) <= written["seconds"]
     assert [row["ratio"] for row in written["ratios"]] == [8, 16, 32, 64]
     assert written["ratios"][0]["streams"]["k"]["bits_per_token"] <= 16 * 128 / 8
-    shown = capsys.readouterr().out
+    shown, noted = capsys.readouterr()
+    assert "The basis will be fitted to 3,060 tokens, fewer than 8,192" in noted
     assert "Profile of model: 4,096 tokens read, fitted to 3,060" in shown
+    assert "Its basis was fitted to 3,060 tokens, fewer than 8,192" in shown
     assert str(path) in shown
 
 

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import support
 import torch
 
 from kvtcd.codec.basis import Moments
-from kvtcd.lab.checkpoint import Checkpoint
+from kvtcd.lab.checkpoint import Checkpoint, sweep
 from kvtcd.lab.gather import Gathered
 
 CPU = torch.device("cpu")
@@ -86,6 +87,50 @@ def test_no_file_is_a_new_beginning_and_discarding_none_is_fine(tmp_path: Path) 
     checkpoint = Checkpoint(tmp_path / "it.safetensors")
     checkpoint.discard()
     assert checkpoint.restore(CPU) == Gathered()
+
+
+DIES_WRITING = """
+import os, sys, threading, time
+from pathlib import Path
+from kvtcd.lab import checkpoint
+from kvtcd.lab.gather import Gathered
+
+def half(tensors, path, metadata):
+    Path(path).with_name(".tmpAbCdEf").write_bytes(b"half")
+    Path(path).write_bytes(b"half")
+    print("writing", flush=True)
+    time.sleep(3600)
+
+checkpoint.save_file = half
+checkpoint.Checkpoint(Path(sys.argv[1], "it.safetensors"), every=0).keep(Gathered())
+"""
+
+
+def test_what_a_killed_writer_has_left_is_swept_and_that_of_a_live_one_is_not(tmp_path: Path) -> None:
+    kept = tmp_path / "other.safetensors"
+    kept.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", DIES_WRITING, tmp_path], stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as writer:  # fmt: skip
+        assert writer.stdout
+        try:
+            assert writer.stdout.readline() == b"writing\n"
+            sweep(tmp_path)
+            assert len(list(tmp_path.iterdir())) == 3
+        finally:
+            writer.kill()
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_a_checkpoint_of_a_month_is_swept(tmp_path: Path) -> None:
+    for name, days in (("old", 31), ("young", 29)):
+        path = tmp_path / f"{name}.safetensors"
+        path.touch()
+        os.utime(path, (0, time.time() - days * 86_400))
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["young.safetensors"]
 
 
 @pytest.mark.slow

@@ -144,6 +144,18 @@ def test_a_file_that_is_not_named_by_its_digest_is_said_to_serve_no_daemon(
     assert "call it" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("tokens", "said"), [(8191, 1), (8192, 0)])
+def test_a_profile_of_few_tokens_is_said_to_be_worth_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: int, said: int
+) -> None:
+    profile, _ = World(kv()).profile()
+    file = tmp_path / "it.safetensors"
+    origin = dataclasses.replace(profile.origin, tokens=tokens)
+    file.write_bytes(build(origin, profile.streams, profile.weighted)[1])
+    command(file, plot=None, json=None)
+    assert capsys.readouterr().out.count("fewer than 8,192") == said
+
+
 def test_one_window_tells_no_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     profile, _ = World(kv()).profile()
     alone = tuple({**row, "kl_lo": row["kl"], "kl_hi": row["kl"]} for row in profile.origin.curve)
