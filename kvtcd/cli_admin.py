@@ -57,11 +57,17 @@ def inspect(
         bool, typer.Option("--verify", help="Read every blob and compare it with its MAC and checksums.")
     ] = False,
     key: Annotated[
-        Path | None, typer.Option(help="File of the key of an export: then all of it is read and compared.")
+        Path | None,
+        typer.Option(
+            help="File of the key of an export, or of the master key where that is a credential: to compare all "
+            "that is read."
+        ),
     ] = None,
     json: JsonOption = None,
 ) -> None:
     """Show what lies on disk without a daemon, and whether it is sound; nothing is changed."""
+    if not path.exists():
+        raise ConfigError(path, "", "does not exist")
     if path.is_file():
         from kvtcd.admin import blob_view, export_view  # noqa: PLC0415 - rich, lmdb
 
@@ -72,7 +78,7 @@ def inspect(
         return
     from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
 
-    if not store_view.command(path, shown=records, verify=verify, json=json):
+    if not store_view.command(path, shown=records, verify=verify, key=key, json=json):
         raise typer.Exit(1)
 
 
@@ -147,7 +153,8 @@ def compact(
     """Give back the room that records left behind, and what was set aside as damaged."""
     from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
 
-    admin.command(path)
+    if not admin.command(path):
+        raise typer.Exit(1)
 
 
 @app.command()

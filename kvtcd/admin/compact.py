@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import shutil
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtcd import terminal
-from kvtcd.core.errors import StoreFull
+from kvtcd.core.errors import StoreFailed, StoreFull
 from kvtcd.terminal import Table
 from kvtcd.tiers.disk import UNBOUNDED, Environment
 from kvtcd.tiers.state import StateDirectory
 
 
-def command(path: Path) -> None:
-    """Write the environment of every tenant anew, one after the other.
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What became of one environment.
+
+    Attributes:
+        before, after: bytes of all its files.
+        set_aside: it was damaged, and is kept beside an empty one, as a daemon would leave it.
+    """
+
+    before: int
+    after: int
+    set_aside: bool
+
+
+def command(path: Path) -> bool:
+    """Write the environment of every tenant anew, one after the other; tell whether all of them were.
+
+    One that cannot be read, or for a second copy of which there is no room, is as it was, and named.
 
     Args:
         path: the state directory; no daemon may use it.
@@ -22,30 +39,37 @@ def command(path: Path) -> None:
     Raises:
         AlreadyRunning: a daemon uses it.
         ConfigError: it is no state directory.
-        StoreFailed, StoreFull: an environment cannot be read, or there is no room for a second copy of it; it
-            is as it was.
     """
-    table = Table(title=f"{path}, MB")
-    for heading in ("tenant", "before", "now"):
-        table.add_column(heading, justify="left" if heading == "tenant" else "right")
+    table, well = Table(title=f"{path}, MB"), True
+    for heading in ("tenant", "before", "now", ""):
+        table.add_column(heading, justify="right" if heading in {"before", "now"} else "left")
     with closing(StateDirectory.existing(path)) as state:
         for tag in state.tenants():
-            before, after = compact(state.tenant(tag))
-            table.add_row(tag, f"{before / 1e6:,.1f}", f"{after / 1e6:,.1f}")
+            try:
+                done = compact(state.tenant(tag))
+            except StoreFailed as error:
+                well = False
+                table.add_row(tag, "", "", f"as it was: {error}")
+                continue
+            well = well and not done.set_aside
+            said = "damaged, and set aside; the next compact removes it" if done.set_aside else ""
+            table.add_row(tag, f"{done.before / 1e6:,.1f}", f"{done.after / 1e6:,.1f}", said)
     terminal.console().print(table)
+    return well
 
 
-def compact(environment: Path) -> tuple[int, int]:
-    """Write one environment anew; return the bytes of all its files before and after.
+def compact(environment: Path) -> Compacted:
+    """Write one environment anew.
 
     Raises:
-        StoreFailed, StoreFull: see `command`.
+        StoreFailed, StoreFull: it cannot be read, or there is no room for a second copy; it is as it was.
     """
     before = _bytes(environment)
     with closing(Environment(environment, quota=UNBOUNDED)) as opened:
-        _require_room(environment, opened.used)
-        opened.rewrite(lambda _: True, opened.namespaces())
-    return before, _bytes(environment)
+        if not opened.quarantined:  # a rewrite would remove what has just been set aside
+            _require_room(environment, opened.used)
+            opened.rewrite(lambda _: True, opened.namespaces())
+    return Compacted(before, _bytes(environment), opened.quarantined)
 
 
 def _require_room(environment: Path, nbytes: int) -> None:

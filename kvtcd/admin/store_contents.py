@@ -72,6 +72,7 @@ class Store:
         condition, fault, file_bytes, set_aside: see `Resting`.
         unreadable: headers of records that cannot be read.
         authentic: whether MACs were compared: the master key was there.
+        misfit: whether the key that was there is not this tenant's.
         namespaces: by name.
         records: the first few.
     """
@@ -83,6 +84,7 @@ class Store:
     set_aside: tuple[str, ...]
     unreadable: int
     authentic: bool
+    misfit: bool
     namespaces: dict[str, Held]
     records: list[dict[str, object]]
 
@@ -107,7 +109,8 @@ def look(environment: Path, master: bytes | None, shown: int, progress: Progress
         values.pop(WARM_NAME, None)
         name = values.pop(TENANT_NAME, b"").decode(errors="replace")
         keys = TenantKeys.derive(master, name) if master and name else None
-        keys = keys if keys and keys.tag.hex() == environment.name else None
+        misfit = keys is not None and keys.tag.hex() != environment.name
+        keys = None if misfit else keys
         names, held = dict[bytes, str](), dict[str, Held]()
         for namespace, value in values.items():
             try:
@@ -129,7 +132,7 @@ def look(environment: Path, master: bytes | None, shown: int, progress: Progress
             progress.advance(bar, len(page.keys))
         return Store(
             name or environment.name, resting.condition.value, resting.fault, resting.file_bytes,
-            resting.set_aside, unreadable, keys is not None, held, listed,
+            resting.set_aside, unreadable, keys is not None, misfit, held, listed,
         )  # fmt: skip
 
 

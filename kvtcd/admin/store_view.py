@@ -7,50 +7,62 @@ tokens nor engine keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from kvtcd import terminal
+from kvtcd.admin.key_files import read_key
 from kvtcd.admin.store_contents import Store, date, look
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.errors import ConfigError, StoreFailed
 from kvtcd.terminal import Table
-from kvtcd.tiers.state import MASTER_KEY_BYTES
 from kvtcd.tiers.state import at_rest as state_at_rest
 
 
-def command(path: Path, *, shown: int, verify: bool, json: Path | None) -> bool:
+def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Path | None) -> bool:
     """Show a state directory, or the environment of one tenant in it; tell whether all is well.
 
     Args:
         path: the directory.
         shown: records to list of each tenant.
         verify: read every blob too, and compare it with its MAC and checksums.
+        key: file of the master key; None: its own, if it keeps one.
         json: where to write the figures.
 
     Raises:
         AlreadyRunning: a daemon uses it.
-        ConfigError: it is no such directory.
-        StoreFailed: it cannot be read.
+        ConfigError: it is no such directory, or the file of the key cannot be used.
     """
     console = terminal.console()
     state, environments = _located(path)
+    given = read_key(key) if key else None
     with ExitStack() as stack:
         stack.enter_context(state_at_rest(state))
         progress = stack.enter_context(terminal.progress(console, transient=True))
-        master = _master(state)
-        stores = [look(each, master, shown, progress, verify=verify) for each in environments]
+        master, lacking = (given, "") if given else _master(state)
+        stores, unread = list[Store](), dict[str, str]()
+        for each in environments:
+            try:
+                stores.append(look(each, master, shown, progress, verify=verify))
+            except StoreFailed as error:
+                unread[each.name] = error.code
     for store in stores:
-        _show(console, store, verify=verify)
-    if not stores:
+        _show(console, store, lacking, verify=verify)
+    for name, why in unread.items():
+        console.print(f"tenant {name} cannot be read: {why}")
+    if not environments:
         console.print(f"{path}: nothing was stored yet")
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch
 
         write_json(json, "inspect", {"path": str(path), "tenants": [_figures(store) for store in stores]})
-    return not any(store.fault or store.damaged for store in stores)
+    return not unread and all(_well(store) for store in stores)
+
+
+def _well(store: Store) -> bool:
+    return not (store.fault or store.damaged or store.misfit)
 
 
 def _located(path: Path) -> tuple[Path, list[Path]]:
@@ -62,11 +74,15 @@ def _located(path: Path) -> tuple[Path, list[Path]]:
     raise ConfigError(path, "", "is no state directory (it has no folder `tenants`), nor a tenant's in one")
 
 
-def _master(state: Path) -> bytes | None:
-    with suppress(OSError):
-        key = (state / "master.key").read_bytes()
-        return key if len(key) == MASTER_KEY_BYTES else None
-    return None
+def _master(state: Path) -> tuple[bytes | None, str]:
+    """Return the key that a directory keeps, and why there is none to be had."""
+    file = state / "master.key"
+    if not file.exists():
+        return None, "no master key here (--key FILE)"
+    try:
+        return read_key(file), ""
+    except ConfigError as error:
+        return None, str(error)
 
 
 def _figures(store: Store) -> dict[str, object]:
@@ -77,8 +93,8 @@ def _figures(store: Store) -> dict[str, object]:
     return asdict(replace(store, namespaces={})) | {"namespaces": held}
 
 
-def _show(console: Console, store: Store, *, verify: bool) -> None:
-    table = Table(title=f"tenant {store.tenant}", caption="; ".join(_remarks(store, verify=verify)))
+def _show(console: Console, store: Store, lacking: str, *, verify: bool) -> None:
+    table = Table(title=f"tenant {store.tenant}", caption="; ".join(_remarks(store, lacking, verify=verify)))
     for heading in ("namespace", "blocks", "tokens", "raw MB", "packed MB", "ratio", "stored", "damaged"):
         table.add_column(heading, justify="left" if heading in {"namespace", "damaged"} else "right")
     for name, held in store.namespaces.items():
@@ -100,7 +116,7 @@ def _show(console: Console, store: Store, *, verify: bool) -> None:
         console.print(listing)
 
 
-def _remarks(store: Store, *, verify: bool) -> Iterator[str]:
+def _remarks(store: Store, lacking: str, *, verify: bool) -> Iterator[str]:
     yield f"left {store.condition}" + (f", and damaged: {store.fault}" if store.fault else "")
     yield f"file of {store.file_bytes / 1e6:,.1f} MB"
     if expired := sum(held.expired for held in store.namespaces.values()):
@@ -110,7 +126,10 @@ def _remarks(store: Store, *, verify: bool) -> Iterator[str]:
     if store.set_aside:
         yield f"set aside as damaged: {', '.join(store.set_aside)}"
     compared = "envelopes and blobs" if verify else "envelopes"
-    yield f"MACs of {compared} compared" if store.authentic else "no master key here: no MAC was compared"
+    if store.authentic:
+        yield f"MACs of {compared} compared"
+    else:
+        yield f"{'the key does not fit this tenant' if store.misfit else lacking}: no MAC was compared"
 
 
 def _often(counts: Mapping[str, int]) -> list[tuple[str, int]]:

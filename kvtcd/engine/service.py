@@ -109,10 +109,7 @@ class Service:
     # Life -----------------------------------------------------------------------------------------------
 
     async def recover(self, tags: Sequence[str]) -> list[str]:
-        """Take in what an earlier process left on disk, and be ready; return the tags of no known key.
-
-        Where there are such alone, it does not become ready: the master key may be a wrong one.
-        """
+        """Take in what an earlier process left, and be ready unless all is foreign; return tags that are."""
         gc.disable()  # what is taken in has no cycles to be found, and looking takes as long as the rest
         try:
             foreign = await self._tenancy.recover(tags)

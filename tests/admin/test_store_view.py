@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.toy import IDENTITY
+from typer.testing import CliRunner
 
 from kvtcd.admin.store_view import command
+from kvtcd.cli import app
 from kvtcd.core import cipher
 from kvtcd.core.errors import AlreadyRunning, ConfigError
 from kvtcd.core.keys import EngineKey, TenantKeys
@@ -64,9 +66,11 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def inspected(path: Path, *, shown: int = 0, verify: bool = False) -> tuple[bool, dict]:
+def inspected(
+    path: Path, *, shown: int = 0, verify: bool = False, key: Path | None = None
+) -> tuple[bool, dict]:
     out = path.with_name("out.json")
-    well = command(path, shown=shown, verify=verify, json=out)
+    well = command(path, shown=shown, verify=verify, key=key, json=out)
     (tenant,) = json.loads(out.read_text())["tenants"]
     return well, tenant
 
@@ -123,12 +127,44 @@ def test_encrypted_blobs_are_read_with_their_key_alone(state: Path) -> None:
     assert inspected(state, verify=True)[1]["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT, "encrypted": 1}
 
 
-def test_under_another_key_no_record_is_authentic(state: Path) -> None:
+def test_under_another_key_no_record_is_authentic_and_that_is_said(state: Path, capsys) -> None:
     key = state / "master.key"
-    key.chmod(0o600)
     key.write_bytes(bytes(32))
+    well, tenant = inspected(state)
 
-    assert not inspected(state)[1]["authentic"]
+    assert not well
+    assert not tenant["authentic"]
+    assert "the key does not fit this tenant" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_key_that_is_kept_elsewhere_is_given(state: Path, capsys) -> None:
+    key = (state / "master.key").rename(state.with_name("key"))
+    well, tenant = inspected(state, key=key)
+    assert well
+    assert tenant["authentic"]
+    key.write_bytes(b"k" * 32)
+    assert not inspected(state, key=key)[0]
+    assert "the key does not fit this tenant" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        inspected(state, key=state / "none")
+
+
+def test_one_tenant_that_cannot_be_read_is_named_and_the_others_are_shown(state: Path, capsys) -> None:
+    broken = state / "tenants" / ("00" * 16)
+    (broken / "00000001").mkdir(parents=True)
+    unreadable_ = broken / "00000001" / "data.mdb"
+    unreadable_.mkdir()
+    well, tenant = inspected(state)
+
+    assert not well
+    assert tenant["tenant"] == "uid:1"
+    assert f"tenant {broken.name} cannot be read" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_does_not_exist_is_said_not_to(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["inspect", str(tmp_path / "nope")])
+    assert isinstance(answer.exception, ConfigError)
+    assert str(answer.exception) == f"{tmp_path / 'nope'}: does not exist"
 
 
 def test_a_file_that_was_cut_short_is_said_to_be_and_left_alone(state: Path) -> None:
@@ -153,15 +189,15 @@ def test_one_tenant_can_be_named(state: Path) -> None:
 def test_a_store_in_use_is_left_alone(state: Path) -> None:
     held = StateDirectory(state)
     with pytest.raises(AlreadyRunning):
-        command(state, shown=0, verify=False, json=None)
+        command(state, shown=0, verify=False, key=None, json=None)
     held.close()
-    assert command(state, shown=0, verify=False, json=None)
+    assert command(state, shown=0, verify=False, key=None, json=None)
 
 
 def test_a_tenant_whose_first_block_has_not_come_yet_is_well(state, capsys) -> None:
     (state / "tenants" / ("ab" * 16)).mkdir(mode=0o700)
 
-    assert command(state, shown=0, verify=True, json=None)
+    assert command(state, shown=0, verify=True, key=None, json=None)
     said = " ".join(capsys.readouterr().out.split())
     assert f"tenant {'ab' * 16}" in said
     assert "damaged:" not in said
@@ -172,13 +208,13 @@ def test_an_empty_store_and_a_folder_of_something_else(
 ) -> None:
     StateDirectory(tmp_path / "new").close()
 
-    assert command(tmp_path / "new", shown=0, verify=False, json=None)
+    assert command(tmp_path / "new", shown=0, verify=False, key=None, json=None)
     assert "nothing was stored yet" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(ConfigError, match="is no state directory"):
-        command(tmp_path, shown=0, verify=False, json=None)
+        command(tmp_path, shown=0, verify=False, key=None, json=None)
     (tmp_path / "new" / "lock").unlink()
     with pytest.raises(ConfigError, match="`lock` cannot be read"):
-        command(tmp_path / "new", shown=0, verify=False, json=None)
+        command(tmp_path / "new", shown=0, verify=False, key=None, json=None)
 
 
 def test_what_was_set_aside_is_named(state: Path) -> None:
