@@ -59,8 +59,8 @@ def inspect(
     key: Annotated[
         Path | None,
         typer.Option(
-            help="File of the key of an export, or of the master key where that is a credential: to compare all "
-            "that is read."
+            help="File of the key of an export, or of the master key where that is a credential: what is "
+            "read is compared."
         ),
     ] = None,
     json: JsonOption = None,
