@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +15,7 @@ from kvtcd.integrations.vllm_jobs import is_ours
 from kvtcd.integrations.vllm_lookups import Answer
 from kvtcd.integrations.vllm_steps import Move, Sent, Step
 
+_LOG = logging.getLogger("vllm.kvtcd")  # below the logger that vLLM sets up
 _GROUP, _GROUPS = bytes(GROUP_BYTES), (0,)
 """The only cache group there is."""
 
@@ -39,6 +42,15 @@ class _Request:
     begin: int = 0
     loading: int = 0
     loaded: tuple[Move, ...] = ()
+
+
+@contextmanager
+def _living_on() -> Iterator[None]:
+    """Let the engine live on whatever is wrong with a part of a plan; the log has it."""
+    try:
+        yield
+    except Exception:  # noqa: BLE001 - the log has it
+        _LOG.exception("kvtcd: planning failed in part")
 
 
 class Planner:
@@ -96,22 +108,34 @@ class Planner:
         loads: list[Move] = []
         stores: list[Move] = []
         self._used = 0
-        self._finder.send()
-        for name, computed in self._scheduled(scheduled):
-            known = self._requests[name]
-            if known.loading:
-                known.loaded = tuple(self._to_load(known))
-                known.loading = 0
-                loads += known.loaded
-            end = min(computed + scheduled.num_scheduled_tokens.get(name, 0), known.prompt)
-            known.complete = end // self._chunk
-            stores += self._to_store(name, known)
+        with _living_on():
+            self._finder.send()
+        try:
+            for name, computed in self._scheduled(scheduled):
+                known = self._requests[name]
+                if known.loading:
+                    known.loaded = tuple(self._to_load(known))
+                    loads += known.loaded
+                    known.loading = 0  # not before, so that what is `promised` is known if this fails
+                end = min(computed + scheduled.num_scheduled_tokens.get(name, 0), known.prompt)
+                known.complete = end // self._chunk
+                with _living_on():
+                    stores.extend(self._to_store(name, known))
+        except Exception:
+            if self.promised:
+                raise
+            _LOG.exception("kvtcd: planning failed")
         released = []
         for name in sorted(self._held):
-            stores += self._to_store(name, known := self._requests[name])
-            if known.saved >= known.complete:
+            done = True  # whatever fails here: vLLM keeps the blocks of a request until it is named
+            with _living_on():
+                known = self._requests[name]
+                stores.extend(self._to_store(name, known))
+                done = known.saved >= known.complete
+            if done:
                 released.append(name)
-                self._forget(name)
+                with _living_on():
+                    self._forget(name)
         return Step(tuple(loads), tuple(stores), self._failures, tuple(released))
 
     def failed(self, blocks: Iterable[int]) -> None:
@@ -209,8 +233,9 @@ class Planner:
             if self._awaited(name, key):
                 if self._finder.known(key, name) is Answer.RETRY:
                     return
+                move = self._move(known, known.saved, first, first + self._chunk)
                 self._storing.add(key)
-                yield self._move(known, known.saved, first, first + self._chunk)
+                yield move
             known.saved += 1
 
     def _awaited(self, name: str, key: EngineKey) -> bool:
@@ -220,6 +245,6 @@ class Planner:
         return self._finder.known(key, name) is not Answer.HIT
 
     def _forget(self, name: str) -> None:
-        del self._requests[name]
+        self._requests.pop(name, None)
         self._held.discard(name)
         self._finder.finished(name)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 from kvtcd.integrations.vllm_jobs import Chunk, Job
@@ -104,9 +105,11 @@ class Worker:
         return bad
 
     def give_up(self) -> None:
-        """Load nothing more in this step: all of its blocks are as good as not loaded."""
+        """Load and store nothing more in this step: all of its blocks are as good as not loaded."""
         for move in self._step.loads:
             self._bad.update(move.blocks)
+        self._pass_over(self._step.stores)
+        self._step = replace(self._step, stores=())
         if self._job is None:
             self._staging.for_loads += self._moves
         self._moves, self._job = {}, None
@@ -153,14 +156,21 @@ class Worker:
         sound = not self._bad and self._step.failures == self._failures
         slots = self._staging.for_stores
         taken: dict[int, Move] = {}
-        for move in stores:
-            if sound and slots and not self._staging.region.closed:
-                taken[slots.pop()] = move
-                self._staging.take(next(reversed(taken)), move)
-        self._counts["dropped"] += len(stores) - len(taken)
-        self._sent |= Sent(frozenset(move.key for move in stores) - {move.key for move in taken.values()})
-        if taken:
-            self._begin(taken, is_load=False)
+        try:
+            for move in stores:
+                if sound and slots and not self._staging.region.closed:
+                    self._staging.take(slots[-1], move)
+                    taken[slots.pop()] = move
+        finally:  # a copy that fails costs neither its slot nor what was taken before it
+            sent = {move.key for move in taken.values()}
+            self._pass_over(tuple(move for move in stores if move.key not in sent))
+            if taken:
+                self._begin(taken, is_load=False)
+
+    def _pass_over(self, stores: tuple[Move, ...]) -> None:
+        """Have the scheduler know that chunks are not on their way."""
+        self._counts["dropped"] += len(stores)
+        self._sent |= Sent(frozenset(move.key for move in stores))
 
     def _begin(self, moves: dict[int, Move], *, is_load: bool) -> int:
         number = next(self._numbers)

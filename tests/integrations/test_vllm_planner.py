@@ -293,6 +293,49 @@ def test_blocks_that_are_gone_or_wrong_are_never_sent(finder, planner) -> None:
     assert step.released == ("b",)
 
 
+def breaks_once(finder: Scripted, method: str, monkeypatch) -> None:
+    whole, calls = getattr(finder, method), iter(range(10**6))
+
+    def breaks(*arguments: Any) -> Any:
+        if next(calls) == 0:
+            raise RuntimeError(method)
+        return whole(*arguments)
+
+    monkeypatch.setattr(finder, method, breaks)
+
+
+@pytest.mark.parametrize("method", ["send", "known", "finished"])
+def test_a_plan_that_fails_in_part_releases_every_request_it_held(finder, planner, monkeypatch, method):
+    requests = [Request("a", 16), Request("b", 16, at=200)]
+    for request in requests:
+        there(finder, request, RETRY, RETRY)
+        planner.arrived(request)
+        planner.step(scheduled([(request, 0)], **{request.request_id: 16}))
+        assert planner.finished(request.request_id, request.blocks)
+    for request in requests:
+        there(finder, request, MISS, MISS)
+    breaks_once(finder, method, monkeypatch)
+
+    planned = planner.step(scheduled())
+
+    assert planned.released == ("a", "b")
+    assert {move.key for move in planned.stores} >= {requests[1].key(0), requests[1].key(1)}
+    assert (planner.step(scheduled()), len(planner)) == (Step(), 0)
+    planner.sent(Sent(frozenset(move.key for move in planned.stores)))
+    assert not planner._storing, "no chunk is thought to be on its way"
+
+
+def test_a_plan_that_fails_while_blocks_are_promised_says_so(finder, planner, monkeypatch) -> None:
+    request = Request("r", 20)
+    there(finder, request, HIT, HIT)
+    assert planner.matched(request, 0) == 16
+    planner.allocated(request, 16)
+    monkeypatch.setattr(planner, "_to_load", lambda _known: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        planner.step(scheduled([(request, 0)], r=20))
+    assert planner.promised
+
+
 def test_hashes_that_are_no_digests_are_never_sent(planner) -> None:
     request = Request("r", 10)
     request.block_hashes = [one[:8] for one in request.block_hashes]

@@ -253,6 +253,54 @@ def test_a_step_that_breaks_at_once_names_its_blocks(engine: Engine, monkeypatch
     assert engine.worker.take_failed() == {10, 11, 12, 13}
 
 
+def once(worker_part: Any, method: str, monkeypatch, at: int = 0) -> None:
+    """Have one call of a method fail, the first or a later one."""
+    whole, calls = getattr(worker_part, method), iter(range(10**6))
+
+    def breaks(*arguments: Any) -> Any:
+        if next(calls) == at:
+            raise RuntimeError(method)
+        return whole(*arguments)
+
+    monkeypatch.setattr(worker_part, method, breaks)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_copy_that_fails_costs_neither_memory_nor_what_was_taken_before(engine, monkeypatch, at) -> None:
+    stores = (Move(key(1), 0, None, (0, 1, 2, 3)), Move(key(2), 12, key(1), (4, 5, 6, 7)))
+    free = len(engine.worker._staging.for_stores)
+    once(engine.worker._staging, "take", monkeypatch, at)
+    engine.worker.begin(Step(stores=stores))
+    with pytest.raises(RuntimeError):
+        engine.worker.end()
+    engine.worker.give_up()
+    engine.settled()
+
+    sent = engine.worker.take_sent()
+    assert sent.keys == {key(1), key(2)}, "none of them is on its way any more"
+    assert sent.there == ({key(1)} if at else set())
+    assert len(engine.worker._staging.for_stores) == free
+    assert engine.worker.take_failed() == set()
+    engine.run(stores=stores)
+    engine.settled()
+    assert set(engine.daemon.chunks) == {key(1), key(2)}
+
+
+@pytest.mark.parametrize("broken", ["_settle", "_arrive"])
+def test_a_step_that_breaks_before_its_stores_says_that_they_are_not_on_their_way(
+    engine, monkeypatch, broken
+) -> None:
+    once(engine.worker, broken, monkeypatch)
+    step, worker = Step(stores=(Move(key(1), 0, None, (0, 1, 2, 3)),)), engine.worker
+    for act in (lambda: worker.begin(step), worker.end):
+        try:
+            act()
+        except RuntimeError:
+            worker.give_up()
+    assert worker.take_sent().keys == {key(1)}
+    assert worker.take_counts() == {"dropped": 1}
+
+
 def test_memory_that_a_daemon_holds_on_to_is_used_no_more(engine: Engine) -> None:
     store(engine, 1, 0, 1, 2, 3)
     engine.regions[0].closed = True
