@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
+from kvtcd.api.admitted import ADMITTED
 from kvtcd.api.app import create_app, start
 from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
@@ -80,7 +81,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
                     devices=Imports() if config.gpu.regions else None,
                 )  # fmt: skip
                 runner = await start(app, await asyncio.to_thread(bound, config, handed))
-                reloading = asyncio.create_task(reload.whenever(hangup))
+                reloading = asyncio.create_task(reload.whenever(hangup, app[ADMITTED].review))
                 try:
                     where = ", ".join(map(str, runner.addresses))
                     _log.info(
@@ -174,13 +175,20 @@ class _Reload:
             finally:
                 self._supervisor.tell("READY=1", status=status)
 
-    async def whenever(self, asked: asyncio.Event) -> None:
-        """Do it each time that it is asked for; a wrong file is logged, and what was in effect stays so."""
+    async def whenever(self, asked: asyncio.Event, review: Callable[[], int]) -> None:
+        """Do it each time that it is asked for; a wrong file is logged, and what was in effect stays so.
+
+        Args:
+            asked: set by who asks.
+            review: ends what is under way by tokens that hold no more; returns how much that was.
+        """
         while await asked.wait():
             asked.clear()
             await self._service.reopen()
             try:
                 await self._told(self._everything)
+                if ended := review():
+                    _log.info("requests ended whose token holds no more, or less: %d", ended)
             except ConfigError as error:
                 _log.error("nothing was reloaded: %s", error)
             except Exception:  # noqa: BLE001 - logged; a signal must not end what serves

@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from kvtcd.api import batches, blocks, leases, namespaces, notices, openapi, operate, page, policies
+from kvtcd.api.admitted import ADMITTED, Admitted
 from kvtcd.api.auth import identify, peer
 from kvtcd.api.connection import Connection
 from kvtcd.api.guard import expect_later, guard
@@ -112,6 +113,7 @@ def create_app(
     app[SERVICE] = service
     app[LIMITS] = limits
     app[AUTHENTICATE] = authenticate
+    app[ADMITTED] = Admitted()
     app[RELOAD] = reload
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)

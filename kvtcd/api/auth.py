@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from kvtcd.api.admitted import ADMITTED
 from kvtcd.api.page import FILES
 from kvtcd.api.state import AUTHENTICATE, SCOPES, TENANT
 from kvtcd.core.access import Caller, Scope, Token, bearer
@@ -94,4 +95,5 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
         return await handler(request)
     caller = request.app[AUTHENTICATE](request)
     request[TENANT], request[SCOPES] = caller.tenant, caller.scopes
-    return await handler(request)
+    with request.app[ADMITTED].while_served(request):
+        return await handler(request)

@@ -9,15 +9,16 @@ import logging
 import os
 import platform
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from support.http import NS, TENANT_HEADER, closed, running
+from support.http import NS, TENANT_HEADER, closed, running, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd.api import app, auth
+from kvtcd.api.admitted import ADMITTED
 from kvtcd.api.auth import authenticate
 from kvtcd.api.listeners import bind_tcp
 from kvtcd.client import AsyncClient, BlockHead
@@ -146,6 +147,48 @@ async def test_two_tokens_of_a_tenant_share_and_those_of_two_tenants_do_not() ->
             await other.register("n", IDENTITY)
             with pytest.raises(NotFound):
                 await other.get("n", KEY)
+
+
+@pytest.mark.parametrize("left", ["none", "others", "fewer scopes", "another tenant"])
+async def test_a_stream_ends_once_its_token_holds_no_more_and_others_go_on(left) -> None:
+    first = TOKENS[0].digest
+    changed = {
+        "none": (),
+        "others": TOKENS[1:],
+        "fewer scopes": (Token(first, Caller("team-1", frozenset({Scope.METRICS}))),),
+        "another tenant": (Token(first, Caller("team-9", frozenset({Scope.DATA}))),),
+    }
+    tokens = [*TOKENS]
+    async with running(authenticate=authenticate(tokens)) as daemon:
+        listener = await asyncio.to_thread(bind_tcp, "127.0.0.1", 0)
+        await app.Site(daemon.runner, listener.socket).start()
+        port = listener.socket.getsockname()[1]
+
+        async def listen(*headers: str, unix: bool = False):
+            reader, writer = await (
+                asyncio.open_unix_connection(daemon.socket)
+                if unix
+                else asyncio.open_connection("127.0.0.1", port)
+            )
+            lines = ["GET /v1/events HTTP/1.1", f"Host: localhost:{port}", *headers]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b":")
+                await reader.readuntil(b"\r\n\r\n")
+            return reader, writer
+
+        gone, stays = await listen(by("one")), await listen(unix=True)
+        assert daemon.app[ADMITTED].review() == 0
+        tokens[:] = changed[left]
+        assert daemon.app[ADMITTED].review() == 1
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                await gone[0].read()
+        await until(lambda: daemon.toy.service.feeds._feeds["team-1"].listeners == 0)
+        assert daemon.app[ADMITTED].review() == 0
+        assert not stays[0].at_eof()
+        for _, writer in (gone, stays):
+            await closed(writer)
 
 
 async def test_tokens_are_never_shown(caplog) -> None:

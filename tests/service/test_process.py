@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +154,29 @@ def test_a_hangup_says_what_holds_from_now_on_of_tokens_and_certificate(tmp_path
     assert "tokens in effect: 2" in log
     assert "the certificate in effect ends on 20" in log
     assert "policies in effect: balanced" in log
+
+
+def test_a_hangup_ends_the_stream_of_a_token_that_is_gone(tmp_path) -> None:
+    secret, tokens, port = new_token(), tmp_path / "tokens.toml", free_port()
+    entry = '[[token]]\nsha256 = "{}"\ntenant = "t"\n'
+    tokens.write_text(entry.format(digest(secret.encode()).hex()))
+    tcp = Tcp(listen=f"127.0.0.1:{port}", tokens=tokens)
+    daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p", tcp=tcp)
+    with supervised(daemon) as running:
+        running.until("READY=1")
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stream:
+            asked = (
+                f"GET /v1/events HTTP/1.1\r\nHost: localhost:{port}\r\nAuthorization: Bearer {secret}\r\n\r\n"
+            )
+            stream.sendall(asked.encode())
+            assert stream.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            tokens.write_text(entry.format("b" * 64))
+            running.signal(signal.SIGHUP)
+            with suppress(ConnectionError):
+                while stream.recv(1 << 16):
+                    pass
+        assert running.stop() == 0
+    assert "requests ended whose token holds no more, or less: 1" in running.log.read_text()
 
 
 def test_a_stop_under_traffic_on_a_socket_handed_over_loses_nothing_and_leaves_the_socket(daemon) -> None:
