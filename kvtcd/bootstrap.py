@@ -87,6 +87,8 @@ async def service(
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
         key = await asyncio.to_thread(state.master_key, master)
+        for doubt in machine.doubts(config):
+            _log.warning(doubt)
         built, tags, pinned = await asyncio.to_thread(
             _assemble, config, state, key, record, lost, policies=policies, tracer=tracer, entry=remote
         )
@@ -145,7 +147,7 @@ class Examined:
     Attributes:
         policies: in order.
         held: another process has the state directory now.
-        notes: what is worth knowing of the state directory.
+        notes: what is worth knowing, and no fault.
     """
 
     policies: tuple[Policy, ...]
@@ -164,23 +166,15 @@ def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> Ex
     _tracing(config)
     state = StateFiles(config.daemon.state)
     held = state.examine()
-    key, notes = state.known_key(master), tuple[str, ...]()
+    key, notes = state.known_key(master), machine.doubts(config)
     if config.disk.capacity:
         require_hardened()
         if key and not held:
-            notes = _stored(state, key)
+            notes += custody.examine(state, key)
     if config.remote.url:
         asyncio.run(_entered(config, load_credentials(config.remote.credentials, remote)))
         shared_store.ledger(state)
     return Examined(policies, held, notes)
-
-
-def _stored(state: StateFiles, key: bytes) -> tuple[str, ...]:
-    """Return what is worth knowing of what is stored; refuse a key that nothing of it is under."""
-    found = custody.survey(state, key)
-    if found.foreign and not found.fitting:
-        raise custody.refusal(state, found.foreign)
-    return tuple(found.notes(state))
 
 
 async def _entered(config: Config, entry: Credentials) -> None:
@@ -273,7 +267,7 @@ def _assemble(
         driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder,
         remote=remote,
     )  # fmt: skip
-    return service, list(state.tenants()), pinned
+    return service, list(state.tenants()) if config.disk.capacity else [], pinned
 
 
 def _remote(

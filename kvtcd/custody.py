@@ -57,6 +57,18 @@ def survey(state: StateFiles, master: bytes) -> Custody:
     return found
 
 
+def examine(state: StateFiles, master: bytes) -> tuple[str, ...]:
+    """Return what is worth knowing of what is stored; refuse a key that nothing of it is under.
+
+    Raises:
+        ConfigError: it is another store's.
+    """
+    found = survey(state, master)
+    if found.foreign and not found.fitting:
+        raise refusal(state, found.foreign)
+    return tuple(found.notes(state))
+
+
 def refusal(state: StateFiles, foreign: Collection[str]) -> ConfigError:
     """Return what is said where not one tenant is under the key: most likely a wrong one was put there."""
     why = (

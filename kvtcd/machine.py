@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 
 import torch
@@ -31,6 +32,16 @@ def verify(config: Config, policies: Sequence[Policy]) -> None:
         _cuda(config, "gpu.capacity")
     if _packs(config, policies):
         _cuda(config, "codec.device")
+
+
+def doubts(config: Config) -> tuple[str, ...]:
+    """Return what is asked of this machine that it can hardly have, and that is no reason not to start."""
+    there = next(each for each in (config.daemon.state, *config.daemon.state.parents) if each.exists())
+    asked, whole = config.disk.capacity, shutil.disk_usage(there).total
+    if asked <= whole:
+        return ()
+    has = f"the device of {config.daemon.state} has {whole / (1 << 30):.1f} GiB in all"
+    return (f"[disk] capacity is {show_bytes(asked)}, and {has}: once it is full, what finds room is kept",)
 
 
 def host_memory(config: Config) -> HostMemory:

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from support.authority import Authority
+from support.faults import unreadable
 from support.patience import PATIENCE_S
 from support.ports import free_port
 from typer.testing import CliRunner
 
-from kvtcd import cli, config
+from kvtcd import bootstrap, cli, config
 from kvtcd.check import examine
 from kvtcd.core.errors import ConfigError, KvtcdError
 from kvtcd.core.keys import TenantKeys
@@ -114,6 +115,19 @@ def wrong_tokens(site: Site) -> None:
 def wrong_tokens_as_a_credential(site: Site) -> None:
     site.say("tcp", listen=f"127.0.0.1:{free_port()}", tokens=str(site.folder / "missing.toml"))
     site.credential("kvtcd.tokens", b"nonsense")
+
+
+def tokens_that_others_may_write(site: Site) -> None:
+    path = site.file("tokens.toml", TOKEN, 0o664)
+    site.say("tcp", listen=f"127.0.0.1:{free_port()}", tokens=path)
+
+
+def tokens_of_somebody_else(site: Site) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    path = site.file("tokens.toml", TOKEN)
+    os.chown(path, 1234, -1)
+    site.say("tcp", listen=f"127.0.0.1:{free_port()}", tokens=path)
 
 
 def no_certificate(site: Site) -> None:
@@ -265,7 +279,8 @@ def no_gpu(site: Site) -> None:
 
 
 FAULTS: list[Callable[[Site], None]] = [
-    no_policy, no_tokens, wrong_tokens, wrong_tokens_as_a_credential, no_certificate, key_that_all_may_read,
+    no_policy, no_tokens, wrong_tokens, tokens_that_others_may_write, tokens_of_somebody_else,
+    wrong_tokens_as_a_credential, no_certificate, key_that_all_may_read,
     port_that_is_taken, address_of_another_host, no_credentials, credentials_that_others_may_read,
     no_authority, no_client_library, damaged_ledger, no_tracing, no_zeromq, endpoint_that_cannot_be,
     no_folder_for_the_socket, folder_that_is_none, no_socket_but_a_file, no_side_socket_but_a_file,
@@ -318,6 +333,53 @@ def test_beside_a_daemon_that_runs_all_is_well_and_it_goes_on(tmp_path: Path) ->
         with daemon.client() as client:
             assert client.ready()
     assert "tokens: 1" in answer.stdout
+
+
+def test_more_disk_than_the_device_has_is_noted_and_no_fault(site: Site, caplog) -> None:
+    site.say("disk", capacity="60TiB")
+    (note,) = [each for each in examine(config.load(site.config)) if "in all" in each]
+    assert note.startswith("[disk] capacity is 60 TiB, and the device of")
+
+    async def begun() -> None:
+        async with bootstrap.service(config.load(site.config)):
+            pass
+
+    asyncio.run(begun())
+    assert note in caplog.messages
+
+
+def test_a_store_goes_on_without_a_disk_tier(site: Site) -> None:
+    key_of_another_store(site)
+    site.say("disk", capacity=0)
+
+    async def begun() -> None:
+        async with bootstrap.service(config.load(site.config)) as service:
+            assert service.ready
+
+    list(examine(config.load(site.config)))
+    asyncio.run(begun())
+    assert len(list((site.state / "tenants").iterdir())) == 1
+
+
+def test_a_tenant_that_cannot_be_read_and_one_of_another_key_are_named(site: Site) -> None:
+    state = StateDirectory(site.state)
+    for master in (state.master_key(), b"k" * 32):
+        for name in ("uid:1", "uid:2"):
+            keys = TenantKeys.derive(master, name)
+            environment = Environment(state.tenant(keys.tag.hex()), quota=1 << 24)
+            environment.put_namespace(TENANT_NAME, name.encode())
+            environment.close()
+    unreadable(broken := state.tenant(TenantKeys.derive(state.master_key(), "uid:2").tag.hex()))
+    state.close()
+    settings = config.load(site.config)
+    before = site.tree()
+    notes = list(examine(settings))
+
+    assert site.tree() == before
+    (said,) = [each for each in notes if "cannot be read" in each]
+    assert str(broken) in said
+    (said, _) = [each for each in notes if "another master key" in each]
+    assert "MB) of uid:" in said
 
 
 def test_a_socket_that_a_service_manager_listens_on_is_no_fault(site: Site) -> None:

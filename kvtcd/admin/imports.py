@@ -75,9 +75,7 @@ def command(
         owner, called = _named(tenant or found.namespace.tenant, name or found.namespace.name)
         with closing(StateDirectory(config.daemon.state)) as state:
             root = state.master_key(None if master is None else read_key(master))
-            held = custody.survey(state, root)
-            if held.foreign and not held.fitting:
-                raise custody.refusal(state, held.foreign)
+            custody.examine(state, root)
             _require_room(state, config, found.nbytes)
             keys = TenantKeys.derive(root, owner)
             path = state.tenant(keys.tag.hex())

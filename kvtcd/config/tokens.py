@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -49,6 +51,20 @@ class _TokenFile(Table):
     token: Annotated[tuple[_Token, ...], Field(min_length=1, strict=False)]
 
 
+def _require_ours(path: Path) -> None:
+    """Refuse a file in which somebody else than root and this process may let himself in."""
+    try:
+        status = path.stat()
+    except OSError:
+        return  # reading it says why
+    if status.st_uid not in {0, os.geteuid()}:
+        why = f"belongs to uid {status.st_uid}; chown it to root, or to uid {os.geteuid()}"
+        raise ConfigError(path, "", why)
+    if status.st_mode & 0o022:
+        mode = stat.S_IMODE(status.st_mode)
+        raise ConfigError(path, "", f"others may write it (mode {mode:04o}); chmod go-w it")
+
+
 def load_tokens(path: Path, given: bytes | None = None) -> tuple[Token, ...]:
     """Read the tokens that are known.
 
@@ -57,8 +73,10 @@ def load_tokens(path: Path, given: bytes | None = None) -> tuple[Token, ...]:
         given: its content, if that was handed over instead.
 
     Raises:
-        ConfigError: it cannot be read, a field is wrong, or it has a token twice.
+        ConfigError: it cannot be read, a field is wrong, it has a token twice, or others may write it.
     """
+    if given is None:
+        _require_ours(path)
     source = path if given is None else "credential kvtcd.tokens"
     table = validated(_TokenFile, read(path) if given is None else parsed(given, source), source)
     tokens = tuple(

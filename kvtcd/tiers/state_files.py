@@ -73,7 +73,7 @@ class StateFiles:
             _require_local(self.path)
             return False
         _require_safe(self.path)
-        _require_writable(self.path / "lock")
+        _require_writable(self.path)
         read_format(self.path)
         return _held(self.path)
 
@@ -215,12 +215,19 @@ def read_format(path: Path) -> int | None:
 
 
 def _require_writable(path: Path) -> None:
-    """Refuse a path that this process could not create: the first folder above it that is there says so."""
-    above = next(each for each in path.parents if each.exists() or each.is_symlink())
+    """Refuse a directory that this process could not write to, or create: the first that is there says so."""
+    above = next(each for each in (path, *path.parents) if each.exists() or each.is_symlink())
     if not above.is_dir():
         raise refusal(path, f"{above} is no directory")
-    if not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+    if os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        return
+    if os.statvfs(above).f_flag & os.ST_RDONLY:
+        why = f"{above} is on a file system that is mounted read-only; mount it for writing"
+    elif above == path:
+        why = f"uid {os.geteuid()} may not write to it; chmod 700 it"
+    else:
         raise refusal(path, f"uid {os.geteuid()} may not write to {above}")
+    raise ConfigError(path, FIELD, f"{why}, or name another as daemon.state")
 
 
 def refusal(path: Path, why: str | None) -> ConfigError:

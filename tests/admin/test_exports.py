@@ -57,6 +57,7 @@ def config(state: Path, **disk: object) -> Config:
 def secret(tmp_path: Path) -> Path:
     file = tmp_path / "export.key"
     file.write_bytes(secrets.token_bytes(32))
+    file.chmod(0o600)
     return file
 
 
@@ -232,6 +233,7 @@ def test_of_a_file_that_was_changed_anywhere_nothing_is_stored(tmp_path, secret,
         assert list((state / "tenants").iterdir()) == []
     file.write_bytes(good)
     (other := tmp_path / "other.key").write_bytes(bytes(32))
+    other.chmod(0o600)
     with pytest.raises(BadChecksum, match="not the key"):
         imported(file, state, other)
     imported(file, state, secret)
@@ -327,10 +329,15 @@ def test_what_cannot_be_done_is_said(tmp_path, secret) -> None:
     with pytest.raises(UnknownNamespace):
         exported(tmp_path / "a", file, secret, tenant="uid:2")
     (other := tmp_path / "other.key").write_bytes(bytes(32))
+    other.chmod(0o600)
     with pytest.raises(ConfigError, match="is not the master key of tenant uid:1"):
         exported(tmp_path / "a", file, secret, master=other)
     with pytest.raises(ConfigError, match="head -c 32"):
         exported(tmp_path / "a", file, Path(__file__))
+    secret.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"others may read it \(mode 0640\)"):
+        exported(tmp_path / "a", file, secret)
+    secret.chmod(0o600)
     with pytest.raises(ConfigError, match="cannot be written"):
         exported(tmp_path / "a", tmp_path / "none" / "docs.kvtx", secret)
     exported(tmp_path / "a", file, secret)

@@ -133,6 +133,7 @@ def test_keys_that_are_kept_elsewhere(tmp_path, capsys) -> None:
     filled(state)
     (state / "master.key").rename(old)
     new.write_bytes(secrets.token_bytes(32))
+    new.chmod(0o600)
     with pytest.raises(ConfigError, match="say with --new-key"):
         admin.command(state, old=old, new=None)
     admin.command(state, old=old, new=new)

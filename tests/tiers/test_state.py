@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 from support.crash.zygote import Zygote
@@ -163,6 +164,20 @@ def test_a_path_that_is_a_file_is_refused(path):
     path.write_bytes(b"")
     with pytest.raises(ConfigError, match="cannot be created"):
         StateDirectory(path)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["there", "to-be-made"])
+def test_a_file_system_that_is_mounted_read_only_is_said_to_be(path, monkeypatch, there):
+    if there:
+        StateDirectory(path).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # as it answers there
+    with pytest.raises(ConfigError, match="may not write"):
+        StateDirectory(path)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(ConfigError, match="is mounted read-only; mount it for writing") as error:
+        StateDirectory(path)
+    assert "cannot be created" not in str(error.value)
+    assert "mode 0700" not in str(error.value)
 
 
 def test_the_file_system_type_is_what_stat_says(tmp_path):
