@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from kvtcd.client import Client
 from kvtcd.core.errors import (
@@ -25,10 +26,12 @@ from kvtcd.core.errors import (
     StoreFailed,
     TooLarge,
     Unavailable,
+    UnknownNamespace,
 )
 from kvtcd.core.identity import Identity
 from kvtcd.integrations.namespaces import register
 
+T = TypeVar("T")
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Seconds before each further try to reach a daemon that is away; the last one again and again."""
 REFUSED_S = 60.0
@@ -169,6 +172,25 @@ class Link:
             if self._state.up and self._state.boot == state.boot:
                 self._state = replace(self._state, names={**self._state.names, identity: name})
         return name
+
+    def named(self, identity: Identity, call: Callable[[str], T]) -> T:
+        """Return what a call says, given the namespace; one that was purged meanwhile begins anew.
+
+        Raises:
+            Unavailable: the daemon is away.
+            KvtcdError: by the call, or the daemon refuses the identity.
+        """
+        name, boot = self.name(identity), self.boot
+        try:
+            return call(name)
+        except UnknownNamespace:
+            if self.client.info().boot_id != boot:  # not purged: it is another daemon, which has to be noted
+                raise
+        self._log.warning("kvtcd: namespace %s was purged; it begins anew", name)
+        with self._lock:
+            names = {one: known for one, known in self._state.names.items() if known != name}
+            self._state = replace(self._state, names=names)
+        return call(self.name(identity))
 
     @contextmanager
     def asking(self) -> Iterator[None]:

@@ -146,12 +146,10 @@ class Daemon:
     def _matched(self, group: Group, names: Sequence[Name]) -> set[Name]:
         identity, salt = group
         asked = time.monotonic()
-        matches = self.link.client.match(
-            self.link.name(identity),
-            [name.key for name in names],
-            lease=LEASE_S,
-            salt=salt,
-            deadline=self._lookup_seconds,
+        keys, client = [name.key for name in names], self.link.client
+        matches = self.link.named(
+            identity,
+            lambda name: client.match(name, keys, lease=LEASE_S, salt=salt, deadline=self._lookup_seconds),
         )
         if matches.lease:
             self._locks.taken(matches.lease.id, names[: len(matches.prefix)], asked + matches.lease.seconds)
@@ -159,12 +157,10 @@ class Daemon:
 
     def _fetched(self, group: Group, objects: Sequence[Object]) -> set[Name]:
         identity, salt = group
-        answers = self.link.client.get_many(
-            self.link.name(identity),
-            [one.name.key for one in objects],
-            out=[one.memory for one in objects],
-            salt=salt,
-            deadline=self._seconds,
+        keys, out = [one.name.key for one in objects], [one.memory for one in objects]
+        client, seconds = self.link.client, self._seconds
+        answers = self.link.named(
+            identity, lambda name: list(client.get_many(name, keys, out=out, salt=salt, deadline=seconds))
         )
         return {
             one.name
@@ -174,12 +170,14 @@ class Daemon:
 
     def _put(self, group: Group, objects: Sequence[Object]) -> dict[Name, str]:
         identity, salt = group
-        namespace, by_key = self.link.name(identity), {one.name.key: one for one in objects}
-        known = self.link.client.match(namespace, list(by_key), salt=salt, deadline=self._seconds)
+        by_key, client, seconds = {one.name.key: one for one in objects}, self.link.client, self._seconds
+        known = self.link.named(
+            identity, lambda name: client.match(name, list(by_key), salt=salt, deadline=seconds)
+        )
         there = {block.key for block in known.blocks if block.tier is not None}
         outcomes = {one.name: "duplicate" for one in objects if one.name.key in there}
         for run in self._runs(group, [one for key, one in by_key.items() if key not in there]):
-            results = self.link.client.put_many(namespace, run, salt=salt, deadline=self._seconds)
+            results = client.put_many(self.link.name(identity), run, salt=salt, deadline=seconds)
             outcomes |= {by_key[result.key].name: str(result.outcome) for result in results}
         return outcomes
 

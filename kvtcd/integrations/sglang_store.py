@@ -16,7 +16,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from kvtcd.client import BlockHead, Client
+from kvtcd.client import BlockHead, BlockResult, Client
 from kvtcd.client.call import Salt
 from kvtcd.client.regions import Region
 from kvtcd.core.errors import KvtcdError
@@ -145,18 +145,21 @@ class Store:
             self._link.connect()  # registers it again
 
     def _matched(self, keys: Sequence[EngineKey], until: float) -> dict[EngineKey, bool]:
-        name = self._link.name(self.identity)
-        blocks = self._link.client.match(name, keys, salt=self._salt, deadline=_left(until)).blocks
+        client = self._link.client
+        blocks = self._link.named(
+            self.identity,
+            lambda name: client.match(name, keys, salt=self._salt, deadline=_left(until)).blocks,
+        )
         return {block.key: block.tier is not None for block in blocks}
 
     def _fetched(self, keys: Sequence[EngineKey], staging: Staging, until: float) -> list[tuple[int, Tensor]]:
-        parts = staging.parts(len(keys))
+        parts, client = staging.parts(len(keys)), self._link.client
+
+        def call(name: str) -> list[tuple[EngineKey, memoryview | None]]:
+            return list(client.get_many(name, keys, out=parts, salt=self._salt, deadline=_left(until)))
+
         try:
-            answers = list(
-                self._link.client.get_many(
-                    self._link.name(self.identity), keys, out=parts, salt=self._salt, deadline=_left(until)
-                )
-            )
+            answers = self._link.named(self.identity, call)
         except KvtcdError:
             staging.drop()
             raise
@@ -173,13 +176,14 @@ class Store:
         for number, part in zip(numbers, parts, strict=True):
             give(number, torch.frombuffer(part, dtype=torch.uint8))
         heads = [BlockHead(page.key, tokens, page.first, page.parent) for page in pages]
+        client = self._link.client
+
+        def call(name: str) -> Sequence[BlockResult]:
+            blocks = zip(heads, parts, strict=True)
+            return client.put_many(name, blocks, salt=self._salt, deadline=_left(until))
+
         try:
-            results = self._link.client.put_many(
-                self._link.name(self.identity),
-                zip(heads, parts, strict=True),
-                salt=self._salt,
-                deadline=_left(until),
-            )
+            results = self._link.named(self.identity, call)
         except KvtcdError:
             self._writing.drop()
             raise

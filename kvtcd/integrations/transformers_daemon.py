@@ -81,13 +81,23 @@ class Daemon:
             self.failures += 1
             return self.failure
         try:
-            answer = call(self.name())
+            answer = self._named(call)
         except _FAILED as error:
             return self._failed(error)
         if self.failure:
             _LOG.info("the daemon on %s answers again", self.client.address)
         self.failure, self._state = None, State()
         return answer
+
+    def _named(self, call: Callable[[str], T]) -> T:
+        """Return what a call says; one that was purged, or lost with the state, begins anew."""
+        name = self.name()
+        try:
+            return call(name)
+        except UnknownNamespace:
+            _LOG.warning("namespace %s was purged, or is lost; it begins anew", name)
+            self._name = None
+            return call(self.name())
 
     def _failed(self, error: KvtcdError) -> KvtcdError:
         if self.failure is None:

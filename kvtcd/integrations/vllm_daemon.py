@@ -10,11 +10,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from kvtcd.client import BlockHead, Client
+from kvtcd.client import BlockHead, BlockResult, Client
 from kvtcd.client.call import Salt, pauses
 from kvtcd.core.errors import Busy, NotFound, StoreFailed
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
+from kvtcd.core.matches import BlockMatch
 from kvtcd.core.place import Tier
 from kvtcd.integrations.link import Link
 from kvtcd.integrations.vllm_jobs import Chunk, Row, group_of, pieces, runs
@@ -62,7 +63,7 @@ class Daemon:
         with self.link.asking():
             for group, wanted in by_group.items():
                 for start in range(0, len(wanted), _KEYS_AT_ONCE):
-                    found |= self._match(self._name(group), wanted[start : start + _KEYS_AT_ONCE])
+                    found |= self._match(group, wanted[start : start + _KEYS_AT_ONCE])
         return found
 
     def load(self, chunks: Sequence[Chunk], row: Row) -> list[EngineKey]:
@@ -77,12 +78,17 @@ class Daemon:
         rows = [row(chunk.row) for chunk in chunks]
         nbytes = [view.nbytes for view in rows]
         try:
-            answers = self.link.client.get_many(
-                self._name(chunks[0].group),
-                [chunk.key for chunk in chunks],
-                out=rows, salt=self._salt, deadline=self._seconds,
+            answers = self.link.named(
+                self._identities[chunks[0].group],
+                lambda name: list(
+                    self.link.client.get_many(
+                        name, [chunk.key for chunk in chunks],
+                        out=rows, salt=self._salt, deadline=self._seconds,
+                    )
+                ),
             )  # fmt: skip
             got = [(key, data.nbytes if data is not None else None) for key, data in answers]
+            del answers  # views of the rows
         finally:
             for view in rows:
                 view.release()
@@ -99,20 +105,24 @@ class Daemon:
                 rows = [row(chunk.row) for chunk in run]
                 try:
                     heads = [BlockHead(c.key, c.tokens, c.first, c.parent) for c in run]
-                    results = self.link.client.put_many(
-                        self._name(run[0].group),
-                        zip(heads, rows, strict=True),
-                        salt=self._salt,
-                        deadline=self._seconds,
-                    )
+                    results = self._put(run[0].group, list(zip(heads, rows, strict=True)))
                 finally:
                     for view in rows:
                         view.release()
                 outcomes |= {result.key: str(result.outcome) for result in results}
         return outcomes
 
-    def _match(self, name: str, keys: Sequence[EngineKey]) -> dict[EngineKey, bool]:
-        blocks = self.link.client.match(name, keys, salt=self._salt, deadline=self._seconds).blocks
+    def _put(self, group: int, blocks: Sequence[tuple[BlockHead, memoryview]]) -> Sequence[BlockResult]:
+        def call(name: str) -> Sequence[BlockResult]:
+            return self.link.client.put_many(name, iter(blocks), salt=self._salt, deadline=self._seconds)
+
+        return self.link.named(self._identities[group], call)
+
+    def _match(self, group: int, keys: Sequence[EngineKey]) -> dict[EngineKey, bool]:
+        def call(name: str) -> tuple[str, tuple[BlockMatch, ...]]:
+            return name, self.link.client.match(name, keys, salt=self._salt, deadline=self._seconds).blocks
+
+        name, blocks = self.link.named(self._identities[group], call)
         if (
             below := [block.key for block in blocks if block.tier in (Tier.DISK, Tier.REMOTE)]
             if self._lift
@@ -133,6 +143,3 @@ class Daemon:
                 asked = client.operation(asked.id)
         except (Busy, NotFound, StoreFailed):
             return  # they are there all the same
-
-    def _name(self, group: int) -> str:
-        return self.link.name(self._identities[group])

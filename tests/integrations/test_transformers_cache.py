@@ -268,6 +268,17 @@ def test_a_daemon_that_is_away_is_done_without_and_found_again(model, request, c
         assert prefixes.load([*tokens, 7]).tokens == 40
 
 
+def test_a_namespace_that_was_purged_begins_anew_in_the_same_call(client, prefixes, model) -> None:
+    tokens = sequence(40)
+    own = read(model, tokens)
+    prefixes.save(own, tokens)
+    client.purge(prefixes.namespace)
+    assert (prefixes.load(tokens).tokens, prefixes.failures) == (0, 0)
+    client.purge(prefixes.namespace)
+    assert prefixes.save(own, tokens).complete
+    assert (prefixes.load([*tokens, 7]).tokens, prefixes.failures) == (40, 0)
+
+
 def comes_back(prefixes: PrefixCache, own: DynamicCache, tokens: list[int]) -> None:
     """Store once the daemon takes it."""
     deadline = time.monotonic() + PATIENCE_S
