@@ -33,6 +33,7 @@ from kvtcd.cli_options import (
     ThreadsOption,
     TokenBytesOption,
     TraceOption,
+    device_option,
     input_option,
 )
 from kvtcd.core.errors import (
@@ -186,7 +187,7 @@ def calibrate(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of model and fit; default: all cores.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda.")] = "cpu",
+    device: Annotated[str, device_option(help="Where the model runs")] = "cpu",
     out: Annotated[
         Path | None, typer.Option(help="File or folder for the profile; default: the cache folder.")
     ] = None,

@@ -13,6 +13,7 @@ from kvtcd.cli_options import (
     JsonOption,
     PlotOption,
     ThreadsOption,
+    device_option,
     input_option,
     output_option,
 )
@@ -29,7 +30,7 @@ def overlap(
     disk_ms: Annotated[
         float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
     ] = 50,
-    device: Annotated[str, typer.Option(help="Where blocks are packed: cpu, cuda.")] = "cpu",
+    device: Annotated[str, device_option(help="Where blocks are packed")] = "cpu",
     trace: Annotated[
         Path | None,
         output_option("--trace", help="Write the timeline to this file, for chrome://tracing or Perfetto."),
@@ -60,7 +61,7 @@ def codec(
         typer.Option(help="kvtc, kvtc2, zlib (6), zstd (1), int4, several allowed; default: all."),
     ] = None,
     threads: ThreadsOption = 1,
-    device: Annotated[str, typer.Option(help="Where codecs and products run: cpu, cuda.")] = "cpu",
+    device: Annotated[str, device_option(help="Where codecs and products run")] = "cpu",
     predict: Annotated[
         str, typer.Option(help="Measure nothing, predict what a GPU takes: h100, h200.", metavar="CARD")
     ] = "",

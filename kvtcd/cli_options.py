@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kvtcd import outputs
+from kvtcd.core.errors import ConfigError
 from kvtcd.lab import picture
 from kvtcd.lab.codec_spec import Spec
 
@@ -20,6 +22,17 @@ def output_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both a
 def input_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
     """Return an option for a file to read, which is refused at once if it is not there."""
     return typer.Option(*names, help=help, exists=True, dir_okay=False, readable=True)
+
+
+def device_option(*, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
+    """Return an option for where something runs."""
+    return typer.Option(help=f"{help}: cpu, cuda, cuda:N.", parser=_device, metavar="DEVICE")
+
+
+def _device(said: str) -> str:
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", said):
+        raise ConfigError("--device", "", f"{said!r} is neither cpu nor cuda nor cuda:N")
+    return said
 
 
 def _output(said: str) -> Path:

@@ -68,7 +68,7 @@ def command(
         plot: file for the plot.
 
     Raises:
-        ConfigError: no such codec, shape, rank, device or card.
+        ConfigError: no such codec, shape, rank or card.
         Unavailable: the device is not there, or a library.
     """
     known = (*CODECS, *PEERS)

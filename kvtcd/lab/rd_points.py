@@ -5,6 +5,7 @@ Everything is paired: all codecs saw the same documents, and a resample draws th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,7 +16,7 @@ import numpy as np
 from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality, reasons_of
-from kvtcd.lab.statistics import Figure, Floats, Indices, Interval, at_kl, brackets, interval, mean
+from kvtcd.lab.statistics import Figure, Floats, Indices, at_kl, brackets, interval, mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class EqualKl:
     """How many times the ratio of `over` the codec `of` has at the same divergence.
 
     Either `over` is a point and `of` a codec with several, between which its ratio at `at_kl` is
-    interpolated, or the other way round. The gain is NaN where that curve does not reach around `at_kl`.
+    interpolated, or the other way round. The gain is NaN where that curve does not reach around `at_kl`;
+    it is then above `more_than` or below `less_than`, which its end next to it has; NaN for the other.
     """
 
     of: str
@@ -80,6 +82,8 @@ class EqualKl:
     ratio_gain: float
     lo: float
     hi: float
+    more_than: float = math.nan
+    less_than: float = math.nan
 
 
 Results = Mapping[Spec, Sequence[Measured]]
@@ -178,20 +182,33 @@ class _Curve:
 
 
 def _gains(of: _Curve, over: _Curve, groups: Sequence[int]) -> list[EqualKl]:
-    def equal(name: str, target: Floats, curve: Floats, gain: Figure) -> EqualKl:
-        """Measure a gain, unless the curve does not reach around the divergence that it is wanted at."""
-        reached = brackets(curve, float(target))
-        found = interval(gain, groups) if reached else Interval(np.nan, np.nan, np.nan)
-        return EqualKl(of.name, name, float(target), found.value, found.lo, found.hi)
-
     everything = np.arange(len(groups))
-    of_kl, over_kl = of.at(everything)[0], over.at(everything)[0]
+    (of_kl, of_ratio), (over_kl, over_ratio) = of.at(everything), over.at(everything)
+
+    def equal(name: str, target: Floats, curve: Floats, gain: Figure, ends: tuple[float, float]) -> EqualKl:
+        """Measure a gain, or bound it where the curve does not reach around the divergence it is wanted at.
+
+        `ends` are the gains that the curve's ends would have, if they had that divergence.
+        """
+        if brackets(curve, float(target)):
+            found = interval(gain, groups)
+            return EqualKl(of.name, name, float(target), found.value, found.lo, found.hi)
+        below = bool(target < curve[0])
+        # A curve of `of` goes on to less than its first ratio and more than its last; one of `over` divides.
+        bound = {"more_than" if below is (curve is over_kl) else "less_than": ends[0 if below else 1]}
+        return EqualKl(of.name, name, float(target), math.nan, math.nan, math.nan, **bound)
+
     if len(of.specs) > 1:
         return [
-            equal(str(spec), over_kl[n], of_kl, _over_point(of, over, n)) for n, spec in enumerate(over.specs)
-        ]
+            equal(
+                str(spec), over_kl[n], of_kl, _over_point(of, over, n),
+                (of_ratio[0] / over_ratio[n], of_ratio[-1] / over_ratio[n]),
+            )
+            for n, spec in enumerate(over.specs)
+        ]  # fmt: skip
     if len(over.specs) > 1:
-        return [equal(over.name, of_kl[0], over_kl, _over_curve(of, over))]
+        ends = (of_ratio[0] / over_ratio[0], of_ratio[0] / over_ratio[-1])
+        return [equal(over.name, of_kl[0], over_kl, _over_curve(of, over), ends)]
     return []
 
 

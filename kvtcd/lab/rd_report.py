@@ -29,11 +29,21 @@ _POINTS: tuple[tuple[str, Callable[[Point], str]], ...] = (
     ("err K", lambda p: fraction(p.err_k, 3)),
     ("err V", lambda p: fraction(p.err_v, 3)),
 )
+
+
+def _gain(gain: EqualKl) -> str:
+    """Write a gain, or how far it was measured."""
+    if math.isnan(gain.ratio_gain):
+        more = not math.isnan(gain.more_than)
+        return f"more than {gain.more_than:.2f}" if more else f"less than {gain.less_than:.2f}"
+    return f"{gain.ratio_gain:.2f}"
+
+
 _GAINS: tuple[tuple[str, Callable[[EqualKl], str]], ...] = (
     ("codec", lambda g: g.of),
     ("over", lambda g: g.over),
     ("at KL", lambda g: fraction(g.at_kl, 4)),
-    ("times the ratio", lambda g: "not reached" if math.isnan(g.ratio_gain) else f"{g.ratio_gain:.2f}"),
+    ("times the ratio", _gain),
     ("95 %", lambda g: bounds(g.lo, g.hi, 2)),
 )
 

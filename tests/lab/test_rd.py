@@ -175,7 +175,8 @@ def test_rounding_alone_is_far_below_any_codec_in_float32(figures) -> None:
 def with_gain(figures: rd.Figures) -> rd.Figures:
     gains = (
         EqualKl("kvtc2", "kvtc:16", 0.02, 2.2, 2.0, 2.4),
-        EqualKl("kvtc2", "kvtc:32", *[float("nan")] * 4),
+        EqualKl("kvtc2", "kvtc:32", 0.1, *[float("nan")] * 3, more_than=3.8),
+        EqualKl("kvtc2", "kvtc:64", 0.1, *[float("nan")] * 3, less_than=1.5),
     )
     return dataclasses.replace(figures, equal_kl=gains)
 
@@ -208,7 +209,8 @@ def test_tables_fit_a_terminal(figures) -> None:
     printed = console.export_text()
     assert "…" not in printed
     assert "2.20" in printed
-    assert "not reached" in printed
+    assert "more than 3.80" in printed
+    assert "less than 1.50" in printed
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -79,13 +79,26 @@ def test_one_point_is_held_against_the_curve_of_the_first() -> None:
     assert gain.ratio_gain == pytest.approx(2)
 
 
-def test_what_a_curve_does_not_reach_is_not_made_up() -> None:
-    results = {Spec("kvtc", 16): codec(16)}
-    results |= {Spec("kvtc2", ratio): codec(ratio, 2) for ratio in (40, 80)}
+@pytest.mark.parametrize(
+    ("first", "other", "more", "less"),
+    [  # kvtc 16 has the divergence of kvtc2 32, and kvtc 20 that of kvtc2 40
+        ((16,), (40, 80), None, 40 / 16),
+        ((16,), (8, 24), 24 / 16, None),
+        ((24, 48), (40,), 40 / 24, None),
+        ((8, 16), (40,), None, 40 / 16),
+    ],
+)
+def test_what_a_curve_does_not_reach_is_bounded_by_its_end(
+    first: tuple[int, ...], other: tuple[int, ...], more: float | None, less: float | None
+) -> None:
+    results = {Spec("kvtc", ratio): codec(ratio) for ratio in first}
+    results |= {Spec("kvtc2", ratio): codec(ratio, 2) for ratio in other}
     (gain,) = equal_kl(results, GROUPS)
     assert gain.at_kl > 0
     assert math.isnan(gain.ratio_gain)
     assert math.isnan(gain.lo)
+    for found, want in ((gain.more_than, more), (gain.less_than, less)):
+        assert found == (pytest.approx(want) if want else pytest.approx(math.nan, nan_ok=True))
 
 
 def test_points_alone_and_codecs_without_loss_are_not_compared() -> None:

@@ -97,4 +97,4 @@ def run(
             for spec, found in behind.items():
                 packed[spec].append(found)
             advance(number)
-    return Scores.of(task, items, raw, packed)
+    return Scores.of(task, items, raw, packed, 16 * identity.layout.token_elements)

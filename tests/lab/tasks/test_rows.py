@@ -16,6 +16,7 @@ from kvtcd.lab.tasks.score import greedy, likelihood
 
 ITEMS = [Item((Turn("a"), Turn("b", "c")))] * 4
 TASK = Task("toy", lambda _: ITEMS, {"accuracy": greedy, "loglik": likelihood})
+TOKEN_BITS = 2
 FINE, COARSE = Spec("kvtc", 8), Spec("kvtc", 32)
 
 
@@ -33,7 +34,7 @@ def scores() -> Scores:
         FINE: [(reply, size(10)) for reply in replies(-1.1, -2.2, -3.1, -4.2, greedy=3)],
         COARSE: [(reply, size(n)) for n, reply in enumerate(replies(-2, -3, -4, -5, greedy=1), start=1)],
     }
-    return Scores.of(TASK, ITEMS, replies(-1, -2, -3, -4, greedy=2), packed)
+    return Scores.of(TASK, ITEMS, replies(-1, -2, -3, -4, greedy=2), packed, TOKEN_BITS)
 
 
 def test_rows_are_means_and_paired_differences(scores: Scores) -> None:
@@ -62,10 +63,34 @@ def test_codecs_are_compared_with_the_first(scores: Scores) -> None:
 
 def test_nothing_coded_is_no_ratio(tmp_path) -> None:
     none = Size(coded_raw=0, coded=0, all_raw=10, all=10)
-    row = Scores.of(TASK, ITEMS, replies(0, 0, 0, 0, greedy=4), {FINE: [(Reply((0.0,)), none)] * 4}).rows[0]
-    assert math.isnan(row.ratio)
+    packed = {spec: [(Reply((0.0,)), none)] * 4 for spec in (FINE, COARSE)}
+    scores = Scores.of(TASK, ITEMS, replies(0, 0, 0, 0, greedy=4), packed, TOKEN_BITS)
+    row = scores.rows[0]
+    assert all(map(math.isnan, (row.ratio, row.score, row.delta, row.lo, row.hi)))
+    assert (row.uncoded, row.uncoded_tokens, row.score_raw, scores.pairs) == (4, 5, 1, [])
+    (line,) = [line for line in shown(scores).splitlines() if "was packed" in line]
+    assert line == (
+        "toy: nothing was packed at the dial: contexts of 5 tokens at most; "
+        "codecs code what lies beyond the first 4 and the last 128."
+    )
+    (first, *_) = [line for line in shown(scores).splitlines() if "kvtc:8" in line]
+    assert first.split() == ["toy", "accuracy", "kvtc:8", "—", "4", "1.000", "—", "—", "—"]
     write_json(tmp_path / "x.json", "eval tasks", {"rows": [{"ratio": row.ratio, "n": (1, 2.5)}]})
     assert json.loads((tmp_path / "x.json").read_text())["rows"] == [{"ratio": None, "n": [1, 2.5]}]
+
+
+def test_items_of_which_nothing_is_coded_are_counted() -> None:
+    none = Size(coded_raw=0, coded=0, all_raw=240, all=10)
+    packed = {FINE: [(Reply((-1.0,)), one) for one in (none, size(10), size(10), none)]}
+    scores = Scores.of(TASK, ITEMS, replies(0, 0, 0, 0, greedy=4), packed, TOKEN_BITS)
+    assert [(row.uncoded, row.uncoded_tokens, row.delta) for row in scores.rows] == [(2, 120, -1)] * 2
+    assert "toy: nothing of 2 of 4 items was packed at the dial: contexts of 120 tokens" in shown(scores)
+
+
+def shown(scores: Scores) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(console, "toy", scores.rows, scores.pairs, {})
+    return console.export_text()
 
 
 def test_tables_fit_a_terminal(scores: Scores) -> None:
