@@ -123,20 +123,31 @@ def purge(
     name: Annotated[str, typer.Argument(help="The namespace.")],
     address: AddressArgument = None,
     *,
+    tenant: Annotated[
+        str | None, typer.Option(help="Whose it is, for operators (scope admin); default: yours.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     deadline: Annotated[
         float, typer.Option(min=1, help="Seconds to wait; the purge goes on behind it.")
     ] = 600,
 ) -> None:
-    """Remove a namespace of yours and every byte of its blocks from a running daemon."""
+    """Remove a namespace, and every byte of its blocks, from a running daemon."""
     from kvtcd.client import Client  # noqa: PLC0415 - the commands that ask no daemon start without it
 
     with Client(address) as client:
-        if name not in (known := sorted(info.name for info in client.namespaces())):
-            there = f"there are {', '.join(known)}" if known else "there is none at all"
-            raise BadRequest("namespace", f"{name!r} is none of yours on {client.address}; {there}")
-        yes or typer.confirm(f"Remove namespace {name} and all its blocks from {client.address}?", abort=True)
-        removed = client.purge(name, deadline=deadline)
+        whose = "yours" if tenant is None else f"tenant {tenant}"
+        if tenant is None:
+            known = [info.name for info in client.namespaces()]
+        else:  # of a tenant who is left out nothing is listed, and the purge itself says so
+            known = [
+                other for each in client.tenants() if each["tenant"] == tenant for other in each["namespaces"]
+            ]
+        if name not in known and not (tenant and "left-out" in client.stats()["degraded"]):
+            there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
+            raise BadRequest("namespace", f"{name!r} is none of {whose} on {client.address}; {there}")
+        asked = f"Remove namespace {name} of {whose} and all its blocks from {client.address}?"
+        yes or typer.confirm(asked, abort=True)
+        removed = client.purge(name, tenant=tenant, deadline=deadline)
     typer.echo(f"{removed.removed:,} blocks of {name} are gone")
     if removed.remote == "pending":
         typer.echo(

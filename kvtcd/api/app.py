@@ -68,6 +68,7 @@ ROUTES = (
     namespaces.register,
     namespaces.describe,
     namespaces.purge,
+    namespaces.purge_of,
     namespaces.match,
     blocks.put,
     blocks.get,

@@ -14,6 +14,7 @@ from kvtcd.api.parameters import (
     DEADLINE,
     IN_NAMESPACE,
     NS,
+    OF_TENANT,
     Deadline,
     Target,
     name_of,
@@ -21,6 +22,7 @@ from kvtcd.api.parameters import (
 )
 from kvtcd.api.route import JSON, TOKENS, Parameter, reply, route
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.access import Scope
 from kvtcd.core.errors import Busy, DeadlineExceeded, IdentityConflict, UnknownNamespace
 from kvtcd.core.forms import Range, choice, number
 from kvtcd.core.identity import Identity
@@ -92,6 +94,19 @@ async def purge(request: web.Request) -> web.Response:
     """Remove a namespace and its blocks, durably before the answer; past the deadline it goes on."""
     async with Deadline.of(request).bound("the purge", goes_on=True):
         removed = await request.app[SERVICE].purge(request[TENANT], name_of(request))
+    return json_response(removed)
+
+
+@route(
+    "DELETE", "/v1/tenants/{tenant}/namespaces/{ns}", OF_TENANT, NS, DEADLINE, scope=Scope.ADMIN,
+    replies={200: reply("Nothing of it is left.", Removed)}, raises=(UnknownNamespace, DeadlineExceeded),
+)  # fmt: skip
+async def purge_of(request: web.Request) -> web.Response:
+    """Remove a namespace of any tenant, as the tenant himself would."""
+    tenant = OF_TENANT.of(request)
+    assert tenant is not None, "it is in the path"
+    async with Deadline.of(request).bound("the purge", goes_on=True):
+        removed = await request.app[SERVICE].purge(tenant, name_of(request))
     return json_response(removed)
 
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from kvtcd.api.route import Parameter, fields_in_query, given
 from kvtcd.api.state import LIMITS, SERVICE, TENANT
+from kvtcd.core.access import TENANT_NAME
 from kvtcd.core.errors import BadRequest, DeadlineExceeded, Stopping
 from kvtcd.core.forms import KEY as KEY_FORM
 from kvtcd.core.forms import Form, Pattern, Range, integer, text
@@ -39,6 +40,7 @@ def _salt(name: str, value: object) -> bytes:
 _SALT = Form(text(Pattern("[A-Za-z0-9_-]*={0,2}")).schema | {"maxLength": 4 * -(-MAX_SALT // 3)}, _salt)
 
 NS = Parameter("ns", "path", text(Pattern(NAMESPACE_NAME)), "Name of the namespace.", required=True)
+OF_TENANT = Parameter("tenant", "path", text(Pattern(TENANT_NAME)), "Whose it is.", required=True)
 KEY = Parameter("key", "path", KEY_FORM, "Engine key of the block.", required=True, route="[^/]+")
 # what is no key is answered as such
 OPERATION = Parameter("id", "path", text(Pattern("[0-9a-f]{32}")), "Id of the operation.", required=True)

@@ -173,9 +173,15 @@ class AsyncDaemonClient:
         """Describe all namespaces of the caller."""
         return await self._run(endpoints.namespaces())
 
-    async def purge(self, name: str, *, deadline: float | None = None) -> Removed:
-        """Remove a namespace and every byte of its blocks, durably; return what that has removed."""
-        return await self._run(endpoints.purge(name, Options(deadline=deadline)))
+    async def purge(self, name: str, *, tenant: str | None = None, deadline: float | None = None) -> Removed:
+        """Remove a namespace and every byte of its blocks, durably; return what that has removed.
+
+        Args:
+            name: of the namespace.
+            tenant: whose it is, for those who have the scope `admin`; None: the caller's own.
+            deadline: seconds to wait; the purge goes on behind it.
+        """
+        return await self._run(endpoints.purge(name, tenant, Options(deadline=deadline)))
 
     async def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""

@@ -130,9 +130,15 @@ class DaemonClient:
         """Describe all namespaces of the caller."""
         return self._run(endpoints.namespaces())
 
-    def purge(self, name: str, *, deadline: float | None = None) -> Removed:
-        """Remove a namespace and every byte of its blocks, durably; return what that has removed."""
-        return self._run(endpoints.purge(name, Options(deadline=deadline)))
+    def purge(self, name: str, *, tenant: str | None = None, deadline: float | None = None) -> Removed:
+        """Remove a namespace and every byte of its blocks, durably; return what that has removed.
+
+        Args:
+            name: of the namespace.
+            tenant: whose it is, for those who have the scope `admin`; None: the caller's own.
+            deadline: seconds to wait; the purge goes on behind it.
+        """
+        return self._run(endpoints.purge(name, tenant, Options(deadline=deadline)))
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the daemon."""

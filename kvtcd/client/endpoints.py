@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from kvtcd.client.arguments import (
     block_head,
@@ -117,9 +117,12 @@ def namespaces() -> Call[tuple[NamespaceInfo, ...]]:
     return Call("GET", "/v1/namespaces", lambda body: Namespaces.from_json(body).namespaces)
 
 
-def purge(name: str, options: Options) -> Call[Removed]:
-    """Remove a namespace and its blocks."""
-    return Call("DELETE", _namespace(name), Removed.from_json, (), options.headers(), options.deadline)
+def purge(name: str, tenant: str | None, options: Options) -> Call[Removed]:
+    """Remove a namespace and its blocks; of another tenant, for callers who have the scope `admin`."""
+    path = _namespace(name)
+    if tenant is not None:
+        path = f"/v1/tenants/{quote(tenant, safe=':')}{path.removeprefix('/v1')}"
+    return Call("DELETE", path, Removed.from_json, (), options.headers(), options.deadline)
 
 
 def match(

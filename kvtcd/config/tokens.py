@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from kvtcd.config.values import Table, parsed, read, validated
-from kvtcd.core.access import Caller, Scope, Token
+from kvtcd.core.access import TENANT_NAME, Caller, Scope, Token
 from kvtcd.core.errors import ConfigError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_TENANT = re.compile(r"uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63}")
+_TENANT = re.compile(TENANT_NAME)
 
 
 def tenant_name(text: str) -> str:

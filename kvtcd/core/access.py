@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+TENANT_NAME = "uid:[0-9]{1,10}|[a-z0-9][a-z0-9._-]{0,63}"
+"""What a tenant may be called, as a regular expression; ``uid:1000`` is that user of this host."""
+
 
 class Scope(StrEnum):
     """A part of the API that a caller may use."""

@@ -132,7 +132,7 @@ def test_nobody_gets_in_without_a_token(name, site):
 @pytest.mark.parametrize("path", sorted({route.path for route in ROUTES}))
 def test_methods_that_are_not_declared_are_refused(path, site):
     address, token = site
-    filled = path.format(ns="a", key="ab", id="0" * 32, file="page.js")
+    filled = path.format(tenant="t", ns="a", key="ab", id="0" * 32, file="page.js")
     declared = {route.method for route in ROUTES if route.path == path}
     for method in {"GET", "PUT", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "QUERY"} - declared:
         answer = requests.request(
