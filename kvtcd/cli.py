@@ -38,13 +38,13 @@ from kvtcd.cli_options import (
 )
 from kvtcd.core.errors import (
     AlreadyRunning,
+    BadRequest,
     ConfigError,
     DeviceLost,
     KvtcdError,
     Unavailable,
     UnsupportedCache,
     UnsupportedModel,
-    UnsupportedRope,
 )
 
 app = typer.Typer(
@@ -63,7 +63,7 @@ app.add_typer(cli_engines.llamacpp, name="llamacpp")
 app.command()(cli_engines.chat)
 
 EXIT_CODES = {
-    ConfigError: 2, UnsupportedCache: 2, UnsupportedModel: 2, UnsupportedRope: 2,
+    BadRequest: 2, ConfigError: 2, UnsupportedCache: 2, UnsupportedModel: 2,
     Unavailable: 69, DeviceLost: 70, AlreadyRunning: 75,
 }  # fmt: skip
 

@@ -73,8 +73,12 @@ def inspect(
 
         if export_view.is_export(path):
             export_view.command(path, key=key, json=json)
-        else:
+        elif blob_view.is_blob(path):
             blob_view.command(path, json=json)
+        else:
+            raise ConfigError(
+                path, "", "is neither an export nor a blob (`kvtcd profile show` shows profiles)"
+            )
         return
     from kvtcd.admin import store_view  # noqa: PLC0415 - lmdb, numpy
 
@@ -183,7 +187,8 @@ def export(
     """Write a namespace with its blocks and profiles into a file, for another daemon or for later."""
     from kvtcd.admin import exports  # noqa: PLC0415 - torch, lmdb
 
-    exports.command(name, config.load(path), tenant=tenant, out=out, key=key, master=master_key)
+    if not exports.command(name, config.load(path), tenant=tenant, out=out, key=key, master=master_key):
+        raise typer.Exit(1)
 
 
 @app.command("import")

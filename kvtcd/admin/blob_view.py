@@ -9,8 +9,7 @@ from rich.console import Console
 
 from kvtcd import terminal
 from kvtcd.admin.export_file import named
-from kvtcd.core.blob import ALL_STREAMS, BasisId, Blob, Section, parse
-from kvtcd.core.errors import ConfigError
+from kvtcd.core.blob import ALL_STREAMS, MAGIC, BasisId, Blob, Section, parse
 from kvtcd.terminal import Table
 
 
@@ -28,15 +27,19 @@ class Row:
     stored: int
 
 
+def is_blob(file: Path) -> bool:
+    """Tell whether a file says that it is one."""
+    with named(file), file.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
+
+
 def command(file: Path, *, json: Path | None) -> None:
     """Show a blob, every checksum of which is compared.
 
     Raises:
         Corrupt: it is no blob, or damaged.
-        ConfigError: it cannot be read, or is something else.
+        ConfigError: it cannot be read.
     """
-    if file.suffix == ".safetensors":
-        raise ConfigError(file, "", "is a profile; `kvtcd profile show` shows those")
     with named(file):
         blob = parse(memoryview(file.read_bytes()))
         for section in blob.sections:

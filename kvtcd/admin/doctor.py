@@ -23,7 +23,7 @@ from kvtcd.client import BlockHead, Client
 from kvtcd.client.device import DevicePart
 from kvtcd.client.regions import Region
 from kvtcd.core.device_errors import NoDriver
-from kvtcd.core.errors import BadRequest, KvtcdError
+from kvtcd.core.errors import BadRequest, KvtcdError, Unavailable
 from kvtcd.core.identity import TRIAL, Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, Layout, Stream
@@ -67,6 +67,7 @@ def command(*, address: str | None, json: Path | None = None, console: Console |
 
     Raises:
         ConfigError: the file cannot be written.
+        Unavailable: there is no daemon.
     """
     console = console or terminal.console()
     with Client(address) as client:
@@ -85,9 +86,15 @@ def command(*, address: str | None, json: Path | None = None, console: Console |
 
 
 def examine(client: Client) -> Iterator[Finding]:
-    """Yield what there is to say, the most basic first; nothing more behind a fault that hides the rest."""
+    """Yield what there is to say, the most basic first; nothing more behind a fault that hides the rest.
+
+    Raises:
+        Unavailable: there is no daemon.
+    """
     try:
         info = client.info()
+    except Unavailable:
+        raise
     except KvtcdError as error:
         yield Finding("daemon", "wrong", str(error))
         return

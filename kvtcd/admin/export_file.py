@@ -82,15 +82,15 @@ def survey(file: Path, secret: bytes, progress: Progress, what: str) -> Survey:
     first = next(said)
     assert isinstance(first, Namespace), "`read` yields it first"
     found, layout = Survey(first), first.identity.layout
-    with named(file):
-        for message in said:
-            if isinstance(message, ProfileHead):
-                found.profiles.append(message.digest)
-            elif isinstance(message, Block):
+    for message in said:  # which names the file itself
+        if isinstance(message, ProfileHead):
+            found.profiles.append(message.digest)
+        elif isinstance(message, Block):
+            with named(file):
                 blob = formed(message.blob, message.tokens, message.raw_bytes, layout)
                 for section in blob.sections:
                     blob.payload(section)
-                _count(found, message, blob.header.codec.name.lower().replace("_", "-"))
+            _count(found, message, blob.header.codec.name.lower().replace("_", "-"))
     return found
 
 

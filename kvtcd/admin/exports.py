@@ -22,14 +22,16 @@ from kvtcd.config import Config
 from kvtcd.core import archive
 from kvtcd.core import record as records
 from kvtcd.core.archive_messages import Block, Message, Namespace, ProfileHead
-from kvtcd.core.errors import ConfigError, Corrupt, StoreFailed, UnknownNamespace, UnknownProfile
+from kvtcd.core.errors import ConfigError, Corrupt, StoreFailed, UnknownProfile
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey, RecordKey, TenantKeys
 from kvtcd.engine.namespaces import TENANT_NAME, restored
 from kvtcd.engine.steps import formed
+from kvtcd.engine.warmup import WARM_NAME
 from kvtcd.tiers import durable
 from kvtcd.tiers.disk import Page, Resting, at_rest
 from kvtcd.tiers.state import at_rest as state_at_rest
+from kvtcd.tiers.state_files import StateFiles
 
 
 @dataclass(slots=True)
@@ -51,8 +53,8 @@ class Exported:
 
 def command(
     name: str, config: Config, *, tenant: str | None, out: Path, key: Path, master: Path | None
-) -> None:
-    """Write a namespace into a file.
+) -> bool:
+    """Write a namespace into a file; tell whether all of its blocks that have not expired are in it.
 
     Args:
         name: of the namespace.
@@ -64,9 +66,9 @@ def command(
 
     Raises:
         AlreadyRunning: the daemon runs.
-        ConfigError: no state directory, a key that cannot be used, or the file cannot be written.
+        ConfigError: no state directory, a key that cannot be used, the file cannot be written, or nobody, or
+            not this tenant, has such a namespace.
         StoreFailed: the store cannot be read, or has to be mended first.
-        UnknownNamespace: nobody, or not this tenant, has such a namespace.
         UnknownProfile: blocks were packed with a profile that is not in its folder.
     """
     console, secret = terminal.console(), read_key(key)
@@ -99,19 +101,29 @@ def command(
         + (f"; {done.expired:,} had expired" if done.expired else "")
         + (f"; {done.damaged:,} were damaged and are left out" if done.damaged else "")
     )
+    return not done.damaged
 
 
 def _owned(state: Path, name: str, tenant: str | None) -> tuple[Path, str]:
     """Return the environment that has a namespace, and its tenant."""
-    owners = dict[str, Path]()
-    for environment in sorted(each for each in (state / "tenants").iterdir() if each.is_dir()):
-        with at_rest(environment) as resting:
-            names = resting.namespaces()
-        owner = names.get(TENANT_NAME, b"").decode(errors="replace")
+    owners, there, unread = dict[str, Path](), list[str](), list[str]()
+    for environment in map(StateFiles(state).tenant, StateFiles(state).tenants()):
+        try:
+            with at_rest(environment) as resting:
+                names = resting.namespaces()
+        except StoreFailed as error:
+            unread.append(f"; {environment} cannot be read: {error.code}")
+            continue
+        owner = names.pop(TENANT_NAME, b"").decode(errors="replace")
+        names.pop(WARM_NAME, None)
+        if owner:
+            there.append(f"{owner} ({', '.join(sorted(names)) or 'none'})")
         if name in names and owner and tenant in {None, owner}:
             owners[owner] = environment
     if not owners:
-        raise UnknownNamespace(name)
+        whose = f"tenant {tenant} has" if tenant else "there is"
+        known = f"tenants and their namespaces are {', '.join(there)}" if there else "nothing is stored"
+        raise ConfigError(state, "", f"{whose} no namespace {name} here; {known}{''.join(unread)}")
     if len(owners) > 1:
         raise ConfigError("--tenant", "", f"several have a namespace {name}: {', '.join(sorted(owners))}")
     return next((environment, owner) for owner, environment in owners.items())

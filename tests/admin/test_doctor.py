@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -130,11 +131,21 @@ async def test_a_gpu_without_room_is_said_to_be_so(monkeypatch):
         assert "no memory of a GPU is to be had: cuMemAlloc_v2" in said
 
 
-async def test_without_a_daemon_the_command_fails(tmp_path, capsys):
+async def test_without_a_daemon_the_command_says_that_it_is_not_available(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["kvtcd", "doctor", str(tmp_path / "nobody")])
     with pytest.raises(SystemExit) as ended:
-        await asyncio.to_thread(cli.app, ["doctor", str(tmp_path / "nobody")])
-    assert ended.value.code == 1
-    assert "no daemon answers" in " ".join(capsys.readouterr().out.split())
+        await asyncio.to_thread(cli.main)
+    assert ended.value.code == 69
+    assert "no daemon answers" in capsys.readouterr().err
+
+
+async def test_a_file_of_authorities_that_is_not_there_is_a_fault_of_usage(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("KVTCD_CA", str(tmp_path / "none.pem"))
+    monkeypatch.setattr(sys, "argv", ["kvtcd", "doctor", "https://localhost:7337"])
+    with pytest.raises(SystemExit) as ended:
+        await asyncio.to_thread(cli.main)
+    assert ended.value.code == 2
+    assert f"{tmp_path / 'none.pem'}: No such file" in capsys.readouterr().err
 
 
 async def test_a_look_leaves_nothing_and_counts_nowhere(tmp_path):

@@ -31,7 +31,6 @@ from kvtcd.core.errors import (
     StoreFailed,
     StoreFull,
     Truncated,
-    UnknownNamespace,
     UnknownProfile,
 )
 from kvtcd.core.keys import RecordKey, TenantKeys
@@ -113,9 +112,9 @@ def envelopes(state: Path, tenant: str) -> dict[bytes, records.Envelope]:
     return found
 
 
-def exported(state: Path, out: Path, secret: Path, **given: object) -> None:
+def exported(state: Path, out: Path, secret: Path, **given: object) -> bool:
     given = {"tenant": None, "master": None} | given
-    exports.command("docs", config(state), out=out, key=secret, **given)
+    return exports.command("docs", config(state), out=out, key=secret, **given)
 
 
 def imported(file: Path, state: Path, secret: Path, disk: dict | None = None, **given: object) -> None:
@@ -212,7 +211,7 @@ def test_a_block_that_is_damaged_in_the_store_is_replaced(tmp_path, secret, caps
     environment.close()
     held.close()
     capsys.readouterr()
-    exported(tmp_path / "a", tmp_path / "again.kvtx", secret)
+    assert not exported(tmp_path / "a", tmp_path / "again.kvtx", secret), "a script is told"
     assert "4 blocks of docs and 0 profiles" in (said := text(capsys))
     assert "1 were damaged and are left out" in said
     imported(tmp_path / "docs.kvtx", tmp_path / "a", secret)
@@ -324,9 +323,10 @@ def test_names_that_are_taken(tmp_path, secret) -> None:
 def test_what_cannot_be_done_is_said(tmp_path, secret) -> None:
     filled(tmp_path / "a")
     file = tmp_path / "docs.kvtx"
-    with pytest.raises(UnknownNamespace):
+    there = r"tenants and their namespaces are .*uid:1 \(docs, other\)"
+    with pytest.raises(ConfigError, match=f"there is no namespace none here; {there}"):
         exports.command("none", config(tmp_path / "a"), tenant=None, out=file, key=secret, master=None)
-    with pytest.raises(UnknownNamespace):
+    with pytest.raises(ConfigError, match=f"tenant uid:2 has no namespace docs here; {there}"):
         exported(tmp_path / "a", file, secret, tenant="uid:2")
     (other := tmp_path / "other.key").write_bytes(bytes(32))
     other.chmod(0o600)
@@ -428,8 +428,9 @@ def test_errors_of_an_export_name_the_file(tmp_path, secret, where) -> None:
     content = bytearray(file.read_bytes())
     content[int(where * len(content))] ^= 1
     file.write_bytes(content)
-    with pytest.raises(Corrupt, match=str(file)):
+    with pytest.raises(Corrupt) as error:
         imported(file, tmp_path / "b", secret)
+    assert str(error.value).count(str(file)) == 1
 
 
 def test_inspect_shows_an_export_with_its_key_and_its_header_without(tmp_path, secret, capsys) -> None:
@@ -454,8 +455,20 @@ def test_inspect_shows_an_export_with_its_key_and_its_header_without(tmp_path, s
     assert str(file) in str(cut.exception)
 
 
-def test_a_blob_that_is_none_is_named(tmp_path) -> None:
+def test_a_file_of_no_known_kind_is_said_to_be_one(tmp_path) -> None:
     (tmp_path / "junk").write_bytes(bytes(500))
-    answer = CliRunner().invoke(app, ["inspect", str(tmp_path / "junk")])
-    assert isinstance(answer.exception, Corrupt)
-    assert str(tmp_path / "junk") in str(answer.exception)
+    for file in (tmp_path / "junk", next(PROFILES.glob("*.safetensors"))):
+        answer = CliRunner().invoke(app, ["inspect", str(file)])
+        assert isinstance(answer.exception, ConfigError)
+        assert str(answer.exception).startswith(
+            f"{file}: is neither an export nor a blob (`kvtcd profile show`"
+        )
+
+
+def test_an_export_goes_on_behind_another_tenant_that_cannot_be_read(tmp_path, secret) -> None:
+    filled(tmp_path / "a")
+    broken = tmp_path / "a" / "tenants" / ("00" * 16)
+    (broken / "00000001" / "data.mdb").mkdir(parents=True)
+    assert exported(tmp_path / "a", tmp_path / "docs.kvtx", secret)
+    with pytest.raises(ConfigError, match=f"; {broken} cannot be read"):
+        exported(tmp_path / "a", tmp_path / "more.kvtx", secret, tenant="uid:9")
