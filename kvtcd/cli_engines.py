@@ -113,4 +113,7 @@ def llamacpp_restore(
     ) as (store, llama):  # fmt: skip
         tokens = engine.tokens_of(llama, prompt=prompt, messages=messages)
         report = store.restore(slot, tokens)
+    if not report.tokens:
+        typer.echo(f"nothing is saved that begins this prompt of {len(tokens):,} tokens", err=True)
+        raise typer.Exit(1)
     typer.echo(f"{report.tokens:,} of {len(tokens):,} tokens, {report.nbytes:,} bytes: restored")

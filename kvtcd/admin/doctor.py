@@ -197,6 +197,12 @@ def _ways(client: Client, name: str) -> Iterator[Finding]:
             yield _way(client, name, "region", region.memory, region.memory.tobytes)
         else:
             yield _unshared(region)
+    if client.address.socket is not None:
+        yield Finding(
+            "by TCP",
+            "ok",
+            "not tried: where config.toml has [tcp], KVTCD_TOKEN=… kvtcd doctor http://HOST:PORT",
+        )
     yield _by_device(client, name, nbytes)
 
 

@@ -59,6 +59,8 @@ async def test_a_healthy_daemon_is_found_so_and_left_as_it_was(tmp_path):
         assert {state for state, _ in found.values()} == {"ok"}, found
         assert "GB/s" in found["by http"][1]
         assert "GB/s" in found["by region"][1]
+        assert "not tried" in found["by TCP"][1], "a socket says nothing of other ways in"
+        assert "kvtcd doctor http://" in found["by TCP"][1]
         assert found["namespace demo"][1] == "packed by toy"
         assert daemon.blocks() == 0
         names = [namespace.name for namespace in daemon.toy.service._registry.all()]

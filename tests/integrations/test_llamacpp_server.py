@@ -220,5 +220,6 @@ def test_the_command_saves_and_restores(daemon, model, folder, tmp_path):
         restored = run("restore", url, "--prompt", tmp_path / "prompt.txt")
         assert restored.stdout.startswith(f"{count} of "), restored.stderr
         chat = run("restore", url, "--messages", tmp_path / "messages.json")
-        assert chat.stdout.startswith("0 of "), chat.stderr
+        assert chat.stderr.startswith("nothing is saved that begins this prompt of "), chat.stderr
+        assert (chat.returncode, chat.stdout) == (1, "")
         assert run("restore", url).returncode == 2
