@@ -64,7 +64,10 @@ def compact(environment: Path) -> Compacted:
     Raises:
         StoreFailed, StoreFull: it cannot be read, or there is no room for a second copy; it is as it was.
     """
-    before = _bytes(environment)
+    try:
+        before = _bytes(environment)
+    except OSError as error:
+        raise StoreFailed("open", str(error)) from error
     with closing(Environment(environment, quota=UNBOUNDED)) as opened:
         if not opened.quarantined:  # a rewrite would remove what has just been set aside
             _require_room(environment, opened.used)

@@ -19,6 +19,7 @@ from kvtcd.admin.store_contents import Store, date, look
 from kvtcd.core.errors import ConfigError, StoreFailed
 from kvtcd.terminal import Table
 from kvtcd.tiers.state import at_rest as state_at_rest
+from kvtcd.tiers.state_files import StateFiles
 
 
 def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Path | None) -> bool:
@@ -68,7 +69,8 @@ def _well(store: Store) -> bool:
 def _located(path: Path) -> tuple[Path, list[Path]]:
     """Return the state directory, and the environments in it that are meant."""
     if (path / "tenants").is_dir():
-        return path, sorted(each for each in (path / "tenants").iterdir() if each.is_dir())
+        files = StateFiles(path)
+        return path, [files.tenant(tag) for tag in files.tenants()]
     if path.absolute().parent.name == "tenants":
         return path.absolute().parent.parent, [path]
     raise ConfigError(path, "", "is no state directory (it has no folder `tenants`), nor a tenant's in one")

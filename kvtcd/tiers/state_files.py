@@ -141,10 +141,17 @@ class StateFiles:
             raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
 
     def tenants(self) -> Iterator[str]:
-        """Yield the hex name of every tenant that has a directory, in order."""
-        if self._tenants.is_dir():
-            names = sorted(entry.name for entry in self._tenants.iterdir() if entry.is_dir())
-            yield from filter(_TENANT.fullmatch, names)
+        """Yield the hex name of every tenant that has a directory, in order.
+
+        Raises:
+            ConfigError: nobody can tell, for want of a right.
+        """
+        try:
+            found = [*self._tenants.iterdir()] if self._tenants.is_dir() else []
+            names = sorted(entry.name for entry in found if entry.is_dir())
+        except OSError as error:
+            raise ConfigError(self._tenants, "", f"cannot be read: {error.strerror}; chmod 700 it") from error
+        yield from filter(_TENANT.fullmatch, names)
 
     def tenant(self, tenant_hex: str) -> Path:
         """Return where the disk environment of one tenant lies; it need not exist.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,15 @@ def test_one_that_cannot_be_read_is_named_and_the_others_are_done(state) -> None
     assert answer.exit_code == 1
     assert "as it was: disk open failed" in " ".join(answer.output.split())
     assert MARK not in stored_of(state, TAG) + stored_of(state, "ff" * 16)
+
+
+def test_a_folder_that_may_not_be_searched_is_named_as_well(state, monkeypatch, capsys) -> None:
+    def closed(_path) -> bool:
+        raise PermissionError(13, "Permission denied")  # root may do all, so no mode forbids it
+
+    monkeypatch.setattr(Path, "is_file", lambda path: closed(path) if TAG in str(path) else path.exists())
+    assert not admin.command(state)
+    assert "Permission denied" in " ".join(capsys.readouterr().out.split())
 
 
 def stored_of(state, tag: str) -> bytes:

@@ -225,6 +225,16 @@ def test_tenants_are_listed_removed_and_never_outside(path):
         assert not (path / "tenants" / "ab.part").exists(), "half removed tenants go at the next start"
 
 
+def test_tenants_that_nobody_may_list_are_said_to_be(path, monkeypatch):
+    def closed(_):
+        raise PermissionError(errno.EACCES, "Permission denied")  # root may do all, so no mode forbids it
+
+    with opened(path) as directory:
+        monkeypatch.setattr(state_files.Path, "iterdir", closed)
+        with pytest.raises(ConfigError, match="tenants: cannot be read: Permission denied; chmod 700 it"):
+            list(directory.tenants())
+
+
 @pytest.mark.parametrize("said", ["2", "", "one", "-1", "1.0", "0x1"])
 def test_a_format_that_is_not_known_is_refused(path, said):
     StateDirectory(path).close()
