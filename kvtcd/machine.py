@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Callable, Sequence
 
@@ -19,19 +20,34 @@ AUTO_GPU = 50
 """The part of a device that ``gpu.capacity = "auto"`` takes is one in so many."""
 AUTO_CODEC = 20
 """The same for ``codec.memory``."""
+DESCRIPTORS = 64
+"""What a daemon has open besides the connections of clients: its files, threads' pipes, those of tenants."""
 
 
 def verify(config: Config, policies: Sequence[Policy]) -> None:
     """Refuse what a start would refuse for want of it; of memory nothing is touched or kept.
 
     Raises:
-        ConfigError: host memory, or a CUDA device, that this machine does not have.
+        ConfigError: host memory, a CUDA device, or descriptors that this machine does not have.
     """
+    _descriptors(config)
     host_memory(config)
     if _holds(config):
         _cuda(config, "gpu.capacity")
     if _packs(config, policies):
         _cuda(config, "codec.device")
+
+
+def _descriptors(config: Config) -> None:
+    """Refuse more connections than this process may have open, with what it needs besides."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and config.limits.connections > most - DESCRIPTORS:
+        why = (
+            f"{config.limits.connections} are more than the {most} open files of this process allow, which "
+            f"needs {DESCRIPTORS} itself; at most {max(most - DESCRIPTORS, 0)}, or raise that limit "
+            "(LimitNOFILE= of the unit, ulimit -n)"
+        )
+        raise config.fault("limits.connections", why)
 
 
 def doubts(config: Config) -> tuple[str, ...]:

@@ -278,6 +278,10 @@ def no_gpu(site: Site) -> None:
     site.say("codec", device="cuda")
 
 
+def more_connections_than_open_files(site: Site) -> None:
+    site.say("limits", connections=1 << 40)
+
+
 FAULTS: list[Callable[[Site], None]] = [
     no_policy, no_tokens, wrong_tokens, tokens_that_others_may_write, tokens_of_somebody_else,
     wrong_tokens_as_a_credential, no_certificate, key_that_all_may_read,
@@ -286,7 +290,7 @@ FAULTS: list[Callable[[Site], None]] = [
     no_folder_for_the_socket, folder_that_is_none, no_socket_but_a_file, no_side_socket_but_a_file,
     state_below_a_file, state_that_is_a_file, state_that_others_may_enter, state_of_somebody_else,
     state_of_a_later_release, state_over_the_network, key_of_another_size, key_that_is_lost,
-    key_that_differs, key_of_another_store, too_much_memory, no_gpu,
+    key_that_differs, key_of_another_store, too_much_memory, no_gpu, more_connections_than_open_files,
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
@@ -20,7 +20,7 @@ from kvtcd.api.guard import expect_later, guard
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.listeners import Listener
 from kvtcd.api.operations import Operations
-from kvtcd.api.problems import problems
+from kvtcd.api.problems import SERVER, problems
 from kvtcd.api.regions import Regions
 from kvtcd.api.side import SideSocket
 from kvtcd.api.state import (
@@ -126,9 +126,14 @@ def create_app(
     app[DOCUMENT] = openapi.document(ROUTES)
     for route in ROUTES:
         app.router.add_route(route.method, route.pattern, route.serve, expect_handler=expect_later)
+    app.on_response_prepare.append(_name_server)
     app.on_shutdown.append(_end_operations)
     app.on_cleanup.append(_end_copies)
     return app
+
+
+async def _name_server(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[hdrs.SERVER] = SERVER
 
 
 async def _end_operations(app: web.Application) -> None:

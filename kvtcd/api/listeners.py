@@ -85,7 +85,7 @@ def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:
     """
     found = _state(path, kind)
     if found == "served":
-        raise AlreadyRunning(path)
+        raise AlreadyRunning(path, "socket (daemon.socket)")
     if found == "left":
         path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, kind)

@@ -16,6 +16,8 @@ from kvtcd.core.errors import Busy, KvtcdError
 from kvtcd.core.problem import MEDIA_TYPE, http_problem, kind_of, problem
 
 _log = logging.getLogger(__name__)
+SERVER = "kvtcd"
+"""What answers say of who gives them: not which versions of what."""
 _KEPT = ("Allow", "Retry-After", "WWW-Authenticate")
 """Headers of an `HTTPException` that its problem has too."""
 
@@ -79,5 +81,5 @@ def _written(body: dict[str, object], headers: Mapping[str, str]) -> web.Respons
         status=int(str(body["status"])),
         body=json.dumps(body).encode(),
         content_type=MEDIA_TYPE,
-        headers=headers,
+        headers={**headers, "Server": SERVER},
     )

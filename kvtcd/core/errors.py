@@ -256,11 +256,11 @@ class ConfigError(KvtcdError):
 
 
 class AlreadyRunning(KvtcdError):
-    """Another process holds the state directory."""
+    """Another process holds the state directory, or what is served at."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, other: str = "state directory") -> None:
         self.path = str(path)
-        super().__init__(f"another kvtcd holds {path}; stop it, or choose another state directory")
+        super().__init__(f"another kvtcd holds {path}; stop it, or choose another {other}")
 
 
 class DeviceLost(KvtcdError):

@@ -140,10 +140,19 @@ async def test_the_socket_of_a_successor_is_left_alone():
 
 async def test_a_second_daemon_on_a_live_socket_is_refused_and_harms_nothing():
     async with running() as daemon:
-        with pytest.raises(AlreadyRunning):
+        with pytest.raises(AlreadyRunning, match=f"{daemon.socket}; stop it, or choose another socket"):
             await asyncio.to_thread(bind, daemon.socket)
         async with daemon.request("GET", "/healthz") as answer:
             assert answer.status == 200
+
+
+async def test_answers_say_no_version_of_what_gives_them_and_metrics_no_times_of_creation():
+    async with running() as daemon:
+        for path in ("/v1", "/nothing", "/v1/events", "/metrics"):
+            async with daemon.request("GET", path) as answer:
+                assert answer.headers.getall("Server") == ["kvtcd"], path
+                if path == "/metrics":
+                    assert "_created" not in await answer.text()
 
 
 def short_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

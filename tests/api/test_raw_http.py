@@ -71,6 +71,7 @@ async def test_what_is_no_http_is_refused_and_the_connection_closed(data, caplog
         if answer:
             head, _, body = answer.partition(b"\r\n\r\n")
             assert b"\r\nContent-Type: application/problem+json\r\n" in head
+            assert re.findall(rb"\r\nServer: (.*)\r\n", head) == [b"kvtcd"]
             problem = json.loads(body)
             assert (problem["type"], problem["status"]) == ("about:blank", 400)
             assert problem["detail"].startswith(
