@@ -30,6 +30,8 @@ _PAIRING = {
     ),
     Pairing.NEIGHBOURS: ("cohere", "ernie4_5", "glm", "glm4"),
 }  # fmt: skip
+MODEL_TYPES = tuple(sorted(name for types in _PAIRING.values() for name in types))
+"""Model types whose RoPE can be undone, if it is of a `RopeKind`."""
 _PARTIAL = ("glm", "glm4", "gpt_neox", "nemotron", "phi", "phi3", "stablelm")
 """Model types that turn only the first `partial_rotary_factor` of each head; the others ignore the factor."""
 
@@ -95,8 +97,7 @@ def rope_of(config: PreTrainedConfig) -> Rope:
     text = config.get_text_config(decoder=True)
     pairing = next((pair for pair, types in _PAIRING.items() if text.model_type in types), None)
     if pairing is None:
-        known = sorted(name for types in _PAIRING.values() for name in types)
-        raise UnsupportedRope(f"model type {text.model_type}", tuple(known))
+        raise UnsupportedRope(f"model type {text.model_type}", MODEL_TYPES)
     given: Mapping[str, Any] = text.rope_parameters
     given = given.get("full_attention", given)  # the nested form has one entry for each type of layer
     kind = given.get("rope_type", "default")

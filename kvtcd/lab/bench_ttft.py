@@ -124,7 +124,7 @@ def command(
     Raises:
         ConfigError: no such codec, a text that cannot be read, or the profiles have none for the model.
         Unavailable: a model cannot be had, or a daemon does not start.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     spec = Spec.parse(codec)
     if spec.swept:

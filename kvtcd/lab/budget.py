@@ -69,7 +69,7 @@ def command(
     Raises:
         ConfigError: a codec or text that cannot be used, or more tokens than the recipe has.
         Unavailable: the model or scipy cannot be had, or matplotlib for a plot.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     specs = [_with_ratio(codec) for codec in codecs]
     sources = texts.read(files)

@@ -71,7 +71,7 @@ def command(
 
     Raises:
         Unavailable: the model or the device cannot be had.
-        UnsupportedCache, UnsupportedRope: it cannot be calibrated.
+        UnsupportedCache, UnsupportedModel: it cannot be calibrated.
         ConfigError: a text, the split or the output cannot be used, or the texts have fewer tokens.
     """
     began = time.perf_counter()
@@ -114,7 +114,7 @@ def profile_for(loaded: LoadedModel, phases: Phases | None = None, *, tokens: in
         tokens: to read, in windows that leave at least `_WINDOWS` of them.
 
     Raises:
-        UnsupportedCache, UnsupportedRope: the model cannot be calibrated.
+        UnsupportedCache, UnsupportedModel: the model cannot be calibrated.
         ConfigError: the recipe has fewer tokens.
     """
     identity = models.identity(loaded)

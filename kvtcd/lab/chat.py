@@ -47,7 +47,7 @@ def command(
 
     Raises:
         Unavailable: the model cannot be had, or the port is taken.
-        UnsupportedCache, UnsupportedRope: its cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
     """
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(threads)

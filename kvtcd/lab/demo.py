@@ -65,7 +65,7 @@ def command(
     Raises:
         ConfigError: no such codec or dial, or a document that cannot be read.
         Unavailable: the model cannot be had, or the daemon does not start.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     spec = Spec.parse(codec)
     if spec.swept:

@@ -70,7 +70,7 @@ def command(
     Raises:
         ConfigError: a text is too short, or the file cannot be written.
         Unavailable: the model cannot be had.
-        UnsupportedCache, UnsupportedRope: its cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
     """
     torch.set_num_threads(threads)
     console = terminal.console()
@@ -89,7 +89,7 @@ def gather(
 
     Raises:
         ConfigError: a text is too short.
-        UnsupportedCache, UnsupportedRope: its cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
     """
     documents = cut(loaded, texts.read(files), context, queries, per_file)
     caches = []

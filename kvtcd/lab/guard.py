@@ -114,7 +114,7 @@ def command(
         ConfigError: a codec without a guard or a dial, or a text that cannot be used.
         Corrupt, ProfileMismatch: the profile is damaged, or of another model.
         Unavailable: the model or scipy cannot be had.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     spec = Spec.parse(codec)
     if spec.name != "kvtc2" or spec.dial is None:

@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 
 from kvtcd import terminal
 from kvtcd.client.weights import weights_digest
-from kvtcd.core.errors import Unavailable, UnsupportedCache
+from kvtcd.core.errors import Unavailable, UnsupportedCache, UnsupportedModel, UnsupportedRope
+from kvtcd.core.identity import RopeKind
 from kvtcd.core.layout import Dtype
-from kvtcd.integrations.transformers_identity import identity_of
+from kvtcd.integrations.transformers_identity import MODEL_TYPES, identity_of
 from kvtcd.lab.wheels import Package, fetch
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def identity(loaded: LoadedModel, dtype: Dtype = Dtype.BF16, block_tokens: int =
 
     Raises:
         UnsupportedCache: a layer does not keep its whole past.
-        UnsupportedRope: keys are rotated in a way that cannot be undone exactly.
+        UnsupportedModel: its keys are not rotated, or in a way that cannot be undone exactly.
     """
     try:
         return identity_of(
@@ -145,6 +146,13 @@ def identity(loaded: LoadedModel, dtype: Dtype = Dtype.BF16, block_tokens: int =
         )
     except UnsupportedCache as error:
         raise UnsupportedCache(f"{loaded.folder} is no model for this: {error}") from None
+    except UnsupportedRope as error:
+        raise UnsupportedModel(
+            f"{loaded.folder} is no model for this: {error.kind} is not supported. Codecs are fitted and "
+            "measured where it is known how keys are rotated by position (RoPE): models of the types "
+            f"{', '.join(MODEL_TYPES)} with RoPE of the kinds {', '.join(RopeKind)}. A daemon stores the "
+            "caches of other models losslessly, without a profile"
+        ) from None
 
 
 def _make(folder: Path, package: Package, progress: Progress) -> None:

@@ -89,7 +89,7 @@ def command(
         ConfigError: a codec or text that cannot be used.
         Corrupt, ProfileMismatch: the profile is damaged, or of another model.
         Unavailable: the model or scipy cannot be had, or matplotlib for a plot.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     specs = [Spec.parse(codec) for codec in codecs]
     sources = texts.read(files)

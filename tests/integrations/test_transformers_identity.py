@@ -17,8 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from kvtcd.core.errors import BadIdentity, UnsupportedCache, UnsupportedRope
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
 from kvtcd.core.layout import Dtype, Stream
-from kvtcd.integrations import transformers_identity
-from kvtcd.integrations.transformers_identity import identity_of, layout_of, rope_of
+from kvtcd.integrations.transformers_identity import MODEL_TYPES, identity_of, layout_of, rope_of
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -32,7 +31,6 @@ MORE = {
     "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 32},
     "qwen3_moe": EXPERTS,
 }
-MODEL_TYPES = sorted(name for types in transformers_identity._PAIRING.values() for name in types)
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,

@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models import random_model, real_model, tiny_llama_config
+from transformers import AutoConfig
 from transformers.utils import logging
 
 from kvtcd.client.weights import weights_digest
-from kvtcd.core.errors import Unavailable
+from kvtcd.core.errors import Unavailable, UnsupportedModel
 from kvtcd.core.identity import Pairing, Rope, RopeKind
 from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.lab.models import ALIASES, LoadedModel, identity, load, resolve, tokenize
@@ -181,6 +182,22 @@ def test_identity_is_of_this_folders_weights(folder: Path) -> None:
     assert it.weights == weights_digest(folder)
     assert (it.model, it.block_tokens) == ("model", 32)
     assert it.layout == kv_layout(layers=3, kv_heads=2, head_dim=8, dtype=Dtype.F32)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "opt"])
+def test_a_model_without_rope_is_refused_in_words_of_the_command_line(folder: Path, model_type: str) -> None:
+    config = AutoConfig.for_model(
+        model_type, vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=64,
+        word_embed_proj_dim=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    loaded = LoadedModel(random_model(config), Tokenizer([]), folder)
+    with pytest.raises(
+        UnsupportedModel, match=f"{folder.name} is no model for this: .*type {model_type}"
+    ) as refused:
+        identity(loaded)
+    for said in ("(RoPE)", "llama", "qwen2", "stores the caches of other models losslessly"):
+        assert said in str(refused.value)
+    assert "namespace" not in str(refused.value)
 
 
 def test_importing_the_module_loads_neither_torch_nor_transformers() -> None:

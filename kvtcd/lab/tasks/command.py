@@ -49,7 +49,7 @@ def command(
         ConfigError: a codec, task or file that cannot be used.
         Corrupt, ProfileMismatch: the profile is damaged, or of another model.
         Unavailable: the model or scipy cannot be had.
-        UnsupportedCache, UnsupportedRope: the model's cache cannot be stored by prefix.
+        UnsupportedCache, UnsupportedModel: the model's cache cannot be stored by prefix.
     """
     specs = [Spec.parse(codec) for codec in codecs]
     own_tasks = [own_task(own, metric)] if own else []
