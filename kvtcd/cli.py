@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import os
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, cli_study, config
+from kvtcd import __version__, cli_admin, cli_bench, cli_engines, cli_eval, cli_study, config, logs
 from kvtcd.cli_options import (
     CALIBRATION_TOKENS,
     TRACE,
@@ -96,15 +95,11 @@ def serve(
 ) -> None:
     """Run the daemon until SIGTERM."""
     settings = config.load(path)
-    logging.basicConfig(
-        level=settings.daemon.log_level.upper(),
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    logs.begin(settings.daemon.log_level, settings.daemon.log_format, os.environ, sys.stderr)
     faulthandler.enable()  # a watchdog ends the process with SIGABRT: the log then says what every thread did
     from kvtcd import serve as daemon  # noqa: PLC0415 - torch is loaded for the commands that need it
 
-    asyncio.run(daemon.serve(settings, record))
+    asyncio.run(daemon.serve(settings, record, path))
 
 
 @app.command()

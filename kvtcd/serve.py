@@ -15,8 +15,9 @@ from kvtcd.api.admitted import ADMITTED
 from kvtcd.api.app import create_app, start
 from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
+from kvtcd.api.listeners import shown
 from kvtcd.bootstrap import service, tracing
-from kvtcd.config import Config, load_policies, show_bytes
+from kvtcd.config import Config, changed, load_policies, show_bytes
 from kvtcd.config.remote import CREDENTIAL as REMOTE
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.cuda.imports import Imports
@@ -37,12 +38,13 @@ START_S = 60.0
 """The service manager gives up on a start in which the event loop was silent for so long."""
 
 
-async def serve(config: Config, record: Path | None = None) -> None:
+async def serve(config: Config, record: Path | None = None, path: Path | None = None) -> None:
     """Run a daemon until SIGTERM or SIGINT; SIGHUP reads policies, tokens and certificate anew.
 
     Args:
         config: what holds for it.
         record: write down in this file what is asked of it.
+        path: the file that `config` was read from; looked at anew with SIGHUP.
 
     Raises:
         ConfigError, AlreadyRunning: it could not be started.
@@ -73,7 +75,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
             ):
                 watching.cancel()
                 watching = asyncio.create_task(_attest(supervisor, running.pulse))
-                reload = _Reload(config, running, supervisor, entrance)
+                reload = _Reload(config, path, running, supervisor, entrance)
                 app = create_app(
                     running, _limits(config),
                     reload=reload, authenticate=authenticate(entrance.tokens), tls=entrance.tls,
@@ -83,7 +85,7 @@ async def serve(config: Config, record: Path | None = None) -> None:
                 runner = await start(app, await asyncio.to_thread(bound, config, handed))
                 reloading = asyncio.create_task(reload.whenever(hangup, app[ADMITTED].review))
                 try:
-                    where = ", ".join(map(str, runner.addresses))
+                    where = ", ".join(map(shown, runner.addresses))
                     _log.info(
                         "ready on %s with %s of host memory and %s of disk",
                         where, show_bytes(config.host.capacity), show_bytes(config.disk.capacity),
@@ -141,8 +143,10 @@ class _Reload:
     was moved away.
     """
 
-    def __init__(self, config: Config, service: Service, supervisor: Supervisor, entrance: Entrance) -> None:
-        self._config, self._service, self._supervisor = config, service, supervisor
+    def __init__(
+        self, config: Config, path: Path | None, service: Service, supervisor: Supervisor, entrance: Entrance
+    ) -> None:
+        self._config, self._path, self._service, self._supervisor = config, path, service, supervisor
         self._entrance = entrance
         self._one = asyncio.Lock()
 
@@ -161,6 +165,16 @@ class _Reload:
             _log.info("tokens in effect: %d", len(tokens))
         if certificate:
             _log.info("the certificate in effect ends on %s", certificate.ends)
+
+    async def _compare(self) -> None:
+        """Say what config.toml says otherwise now: none of that is in effect before a restart."""
+        try:
+            names = await asyncio.to_thread(changed, self._config, self._path)
+        except ConfigError as error:
+            _log.error("what was in effect stays, and the next start would fail: %s", error)
+            return
+        if names:
+            _log.warning("%s has changed, and needs a restart for: %s", self._path, ", ".join(names))
 
     async def _told(self, read: Callable[[], Awaitable[None]]) -> None:
         async with self._one:
@@ -185,6 +199,7 @@ class _Reload:
         while await asked.wait():
             asked.clear()
             await self._service.reopen()
+            await self._compare()
             try:
                 await self._told(self._everything)
                 if ended := review():

@@ -94,7 +94,11 @@ def test_a_dump_reads_back(tmp_path: Path) -> None:
         ("[daemon]\nlog_level = 'loud'", "daemon.log_level", "'warning' or 'error', not 'loud'"),
         ("[daemon]\nstop_seconds = '60s'", "daemon.stop_seconds", "must be a number, not text"),
         ("[daemon]\nstop_seconds = inf", "daemon.stop_seconds", "must be at most 3600, not inf"),
-        ("[daemon]\nsockets = 'x'", "daemon.sockets", "known are log_level, socket, state, stop_seconds"),
+        (
+            "[daemon]\nsockets = 'x'",
+            "daemon.sockets",
+            "known are log_format, log_level, socket, state, stop_seconds",
+        ),
         ("policies = 'x'", "policies", "must be a list in [brackets], not text"),
         ("[hosts]\n", "hosts", "is not a known field"),
         ("host = 3", "host", "is not a table"),

@@ -47,7 +47,15 @@ class Listener:
         return self.socket.type == socket.SOCK_SEQPACKET
 
     def __str__(self) -> str:
-        return str(self.socket.getsockname())
+        return shown(self.socket.getsockname())
+
+
+def shown(address: object) -> str:
+    """Write the address of a socket as people do: ``host:port``, or a path."""
+    if not isinstance(address, tuple):
+        return str(address)
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def adopt(name: str, found: socket.socket, *, encrypted: bool = False) -> Listener:
@@ -68,10 +76,10 @@ def adopt(name: str, found: socket.socket, *, encrypted: bool = False) -> Listen
     if name == TCP and found.family in {socket.AF_INET, socket.AF_INET6} and found.type == socket.SOCK_STREAM:
         if not encrypted and not ipaddress.ip_address(address[0]).is_loopback:
             why = "is not an address of this host alone; for others, name tcp.certificate and tcp.key"
-            raise ConfigError("socket activation", str(address), why)
+            raise ConfigError("socket activation", shown(address), why)
         return Listener(found)
     why = f"is handed over as {name!r}; FileDescriptorName= must be {DATA} for a Unix socket, {TCP} for TCP"
-    raise ConfigError("socket activation", str(address), why)
+    raise ConfigError("socket activation", shown(address), why)
 
 
 def bind(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> Listener:

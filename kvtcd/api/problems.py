@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from kvtcd.api.auth import Handler
-from kvtcd.api.state import TRAFFIC
+from kvtcd.api.listeners import shown
+from kvtcd.api.state import TENANT, TRAFFIC
 from kvtcd.core.errors import Busy, KvtcdError
 from kvtcd.core.problem import MEDIA_TYPE, http_problem, kind_of, problem
 
 _log = logging.getLogger(__name__)
 SERVER = "kvtcd"
 """What answers say of who gives them: not which versions of what."""
+_TURNED_AWAY = frozenset({401, 403, 421})
 _KEPT = ("Allow", "Retry-After", "WWW-Authenticate")
 """Headers of an `HTTPException` that its problem has too."""
 
@@ -30,6 +32,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except KvtcdError as error:
         return _answer(request, *_known(error))
     except web.HTTPException as error:
+        _say(request, error)
         headers = {name: error.headers[name] for name in _KEPT if name in error.headers}
         body = http_problem(error.status, error.reason, error.text or error.reason)
         answer = _answer(request, body, headers)
@@ -41,6 +44,19 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except Exception:  # noqa: BLE001 - logged here; a client gets a 500 that says nothing else
         _log.exception("unexpected error in %s %s", request.method, request.match_info.route.resource)
         return _answer(request, *_internal())
+
+
+def _say(request: web.Request, error: web.HTTPException) -> None:
+    """Log who was turned away and why: our own words alone, and nothing that he sent."""
+    if error.status not in _TURNED_AWAY:
+        return
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    fields = {
+        "peer": shown(peer) if peer else "the Unix socket", "tenant": request.get(TENANT),
+        "status": error.status, "reason": error.text,
+    }  # fmt: skip
+    who = f"{fields['peer']} (tenant {fields['tenant']})" if fields["tenant"] else fields["peer"]
+    _log.info("refused %s, %d: %s", who, error.status, error.text, extra=fields)
 
 
 def unparsed(status: int, message: str) -> web.Response:

@@ -1,5 +1,6 @@
 """config.toml and policy files as frozen values, or an error with file, field and reason."""
 
+from kvtcd.config.changes import changed
 from kvtcd.config.daemon import Config, dump, load
 from kvtcd.config.policies import load_policies, load_policy
 from kvtcd.config.remote import BucketAt, Credentials, RedisAt, load_credentials
@@ -11,6 +12,7 @@ __all__ = [
     "Config",
     "Credentials",
     "RedisAt",
+    "changed",
     "dump",
     "load",
     "load_credentials",

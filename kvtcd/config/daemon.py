@@ -81,6 +81,7 @@ class Daemon(Table):
     state: FilePath = Path("/var/lib/kvtcd")
     socket: FilePath = Path("/run/kvtcd/kvtcd.sock")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
     stop_seconds: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
 

@@ -32,7 +32,12 @@ class Chooser:
         if codec.reason:
             self._metrics.unprofiled.inc()
             _log.warning(
-                "namespace %s of tenant %s is packed with %s: %s", name, tenant, codec.name, codec.reason
+                "namespace %s of tenant %s is packed with %s: %s",
+                name,
+                tenant,
+                codec.name,
+                codec.reason,
+                extra={"tenant": tenant, "namespace": name},
             )
         return codec
 
@@ -52,5 +57,6 @@ class Chooser:
         _log.info(
             "namespace %s of tenant %s is packed with %s from now on, profile %s: %s",
             namespace.name, namespace.tenant, codec.name, codec.profile, codec.reason or "as its policy asks",
+            extra=namespace.named,
         )  # fmt: skip
         return codec

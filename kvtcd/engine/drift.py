@@ -31,11 +31,12 @@ def notice(namespace: Namespace, metrics: Metrics) -> None:
         _log.warning(
             "blocks of namespace %s, tenant %s, are unlike calibration (%s); quality.on_drift is %s",
             namespace.name, namespace.tenant, drift.why, namespace.policy.codec.on_drift,
+            extra=namespace.named,
         )  # fmt: skip
     else:
         _log.info(
             "blocks of namespace %s, tenant %s, are like those of calibration again",
-            namespace.name, namespace.tenant,
+            namespace.name, namespace.tenant, extra=namespace.named,
         )  # fmt: skip
 
 

@@ -155,6 +155,7 @@ class Mover:
         log(
             "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
             log_name(move.key), namespace.name, namespace.tenant, move.source, move.target, error,
+            extra=namespace.named,
         )  # fmt: skip
         return Outcome(MoveFailed(move.key, damaged and move.source.form is Form.PACKED, full))
 

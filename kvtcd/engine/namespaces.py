@@ -58,6 +58,11 @@ class Namespace:
         """Whether it is there to try the daemon; see `is_trial`."""
         return is_trial(self.name)
 
+    @property
+    def named(self) -> dict[str, str]:
+        """Whose it is, and which, as fields of what is logged."""
+        return {"tenant": self.tenant, "namespace": self.name}
+
 
 class Registry:
     """Tenants by name, namespaces by number."""

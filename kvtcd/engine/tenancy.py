@@ -127,7 +127,7 @@ class Tenancy:
             try:
                 identity, generation = restored(namespace, value)
             except Corrupt as error:
-                _log.warning("a namespace of tenant %s is left out: %s", name, error)
+                _log.warning("a namespace of tenant %s is left out: %s", name, error, extra={"tenant": name})
                 continue
             await self._add(name, namespace, identity, generation)
         await self._recover_blocks(self.registry.tenants[name])

@@ -17,6 +17,7 @@ from support.http import NS, TENANT_HEADER, closed, running, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
+from kvtcd import logs
 from kvtcd.api import app, auth
 from kvtcd.api.admitted import ADMITTED
 from kvtcd.api.auth import authenticate
@@ -202,8 +203,25 @@ async def test_tokens_are_never_shown(caplog) -> None:
             with pytest.raises(ServerError) as refused:
                 await client.info()
         await ask(port, "GET", "/v1", by("one"), "Content-Encoding: gzip", "Broken header")
-    assert all(secret not in caplog.text + str(refused.value) for secret in SECRETS.values())
+    as_json = "\n".join(map(logs.Json().format, caplog.records))
+    assert all(secret not in caplog.text + as_json + str(refused.value) for secret in SECRETS.values())
     assert all(secret not in repr(TOKENS) for secret in SECRETS.values())
+
+
+async def test_who_is_turned_away_is_logged_with_the_reason(caplog) -> None:
+    caplog.set_level(logging.INFO)
+    async with by_tcp() as port:
+        await ask(port, "GET", "/v1", f"Authorization: Bearer {new_token()}")
+        await ask(port, "GET", "/metrics", by("one"))
+        await ask(port, "GET", "/v1", by("one"), host="evil.example")
+        await ask(port, "GET", "/nothing", by("one"))
+    lines = [json.loads(logs.Json().format(each)) for each in caplog.records if "refused" in each.msg]
+    assert [(line["status"], line["tenant"]) for line in lines] == [(401, None), (403, "team-1"), (421, None)]
+    for line in lines:
+        host, _, number = line["peer"].rpartition(":")
+        assert (host, number.isdecimal()) == ("127.0.0.1", True)
+        assert line["reason"] in line["message"]
+        assert "evil" not in line["message"], "nothing that was sent is logged"
 
 
 async def test_a_token_is_found_wherever_it_stands_and_new_ones_are_long() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
@@ -143,14 +144,28 @@ def test_a_hangup_says_what_holds_from_now_on_of_tokens_and_certificate(tmp_path
         listen=f"127.0.0.1:{free_port()}", tokens=tokens, certificate=str(certificate), key=str(private)
     )
     daemon = Daemon(tmp_path, host=1 << 20, disk=0, profiles=tmp_path / "p", tcp=tcp)
+    daemon.config.write_text(daemon.config.read_text().replace('log_format = "text"', 'log_format = "json"'))
     with supervised(daemon) as running:
         running.until("READY=1")
         tokens.write_text(entry.format("a" * 64) + entry.format("b" * 64))
+        said = daemon.config.read_text()
+        daemon.config.write_text(said.replace('capacity = "1 MiB"', 'capacity = "2 MiB"'))
+        running.signal(signal.SIGHUP)
+        running.until("RELOADING=1")
+        running.until("READY=1")
+        daemon.config.write_text("nonsense")
         running.signal(signal.SIGHUP)
         running.until("RELOADING=1")
         running.until("READY=1")
         assert running.stop() == 0
     log = running.log.read_text()
+    lines = [json.loads(line) for line in log.splitlines() if line]
+    (changed,) = [line for line in lines if "has changed" in line["message"]]
+    assert changed["message"] == f"{daemon.config} has changed, and needs a restart for: host.capacity"
+    (wrong,) = [line for line in lines if "the next start would fail" in line["message"]]
+    assert f"{daemon.config}: is not TOML" in wrong["message"]
+    ready = next(line for line in lines if line["message"].startswith("ready on"))
+    assert f"{tcp.listen} with" in ready["message"]
     assert "tokens in effect: 2" in log
     assert "the certificate in effect ends on 20" in log
     assert "policies in effect: balanced" in log
