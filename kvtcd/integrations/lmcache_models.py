@@ -12,6 +12,7 @@ from typing import Any
 from kvtcd.core.errors import BadRequest, KvtcdError
 from kvtcd.integrations.lmcache_identity import Facts
 from kvtcd.integrations.model_files import FileWatch, Settings, settings_digest
+from kvtcd.integrations.options import read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +47,7 @@ class Parameters:
         Raises:
             BadRequest: a parameter is unknown, or cannot be meant.
         """
-        if unknown := sorted(set(given) - set(cls.__dataclass_fields__)):
-            raise BadRequest(unknown[0], f"is no parameter; there are {', '.join(cls.__dataclass_fields__)}")
-        read = cls(**given)
-        for name in ("lookup_seconds", "timeout_seconds"):
-            if not isinstance(seconds := getattr(read, name), int | float) or not seconds > 0:
-                raise BadRequest(name, f"{seconds!r} is no number of seconds above 0")
-        if not isinstance(read.models, Mapping):
-            raise BadRequest("models", "is not an object with the folder of each model")
-        return read
+        return read(cls, given)
 
 
 def engine_release(variant: str) -> str:

@@ -16,6 +16,7 @@ from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.layout import Dtype, Layout
 from kvtcd.integrations.model_files import FileWatch, Settings, adapters_digest, settings_digest
+from kvtcd.integrations.options import read
 from kvtcd.integrations.transformers_identity import rope_of
 
 if TYPE_CHECKING:
@@ -57,15 +58,9 @@ class Parameters:
         """Read the JSON.
 
         Raises:
-            BadRequest: a value cannot be meant.
+            BadRequest: a value cannot be meant, or a key is one of ours but for a letter.
         """
-        ours: dict[str, Any] = {name: given[name] for name in cls.__dataclass_fields__ if name in given}
-        if isinstance(ours.get("adapters"), str):
-            raise BadRequest("adapters", f"{ours['adapters']!r} is not a list of folders")
-        seconds = ours.get("timeout_seconds", 1)
-        if not isinstance(seconds, int | float) or not seconds > 0:
-            raise BadRequest("timeout_seconds", f"{seconds!r} is no number of seconds above 0")
-        return cls(**ours | {"adapters": tuple(ours.get("adapters", ()))})
+        return read(cls, given, shared=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

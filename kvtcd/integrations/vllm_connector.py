@@ -26,6 +26,7 @@ from kvtcd.client import Client
 from kvtcd.core.errors import BadIdentity, BadRequest
 from kvtcd.core.identity import Identity
 from kvtcd.integrations.model_files import FileWatch, Settings
+from kvtcd.integrations.options import read
 from kvtcd.integrations.vllm_daemon import Daemon
 from kvtcd.integrations.vllm_finder import Finder
 from kvtcd.integrations.vllm_identity import identities
@@ -35,7 +36,7 @@ from kvtcd.integrations.vllm_model import model_of
 from kvtcd.integrations.vllm_paged import paged, pages_in
 from kvtcd.integrations.vllm_planner import Planner
 from kvtcd.integrations.vllm_prometheus import KvtcdMetrics
-from kvtcd.integrations.vllm_staging import Staging
+from kvtcd.integrations.vllm_staging import Staging, slots_in
 from kvtcd.integrations.vllm_steps import Cache, Options, Sent, Step
 from kvtcd.integrations.vllm_threads import Carriers, Lookout
 from kvtcd.integrations.vllm_worker import Worker
@@ -85,7 +86,7 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:  # noqa: ANN401 - vLLM's
         super().__init__(vllm_config, role, kv_cache_config)
-        self._options = Options(**self._kv_transfer_config.kv_connector_extra_config)
+        self._options = read(Options, self._kv_transfer_config.kv_connector_extra_config)
         self._settings = Settings.of(
             str(vllm_config.model_config.model),
             weights=self._options.weights,
@@ -99,10 +100,8 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         if len(kv_cache_config.kv_cache_groups) != 1:
             raise BadIdentity("layout", "the connector serves one cache group; several are for the tier")
         self._block = int(kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size)
-        if self._options.chunk_tokens <= 0 or self._options.chunk_tokens % self._block:
-            raise BadRequest(
-                "chunk_tokens", f"is not a multiple of the engine's block of {self._block} tokens"
-            )
+        if self._options.chunk_tokens % self._block:
+            raise BadRequest("chunk_tokens", f"is no multiple of the engine's block of {self._block} tokens")
         self._planner: Planner | None = None
         self._finder: Finder | None = None
         self._worker: Worker | None = None
@@ -128,7 +127,7 @@ class KvtcdConnector(KVConnectorBase_V1):  # type: ignore[misc]  # as above
         attention = attention_in(self._settings)
         pages = pages_in(caches, self._vllm_config, attention, options.chunk_tokens)
         served = identities(pages, model_of(self._settings, attention))
-        slots = max(2, options.buffer_bytes // pages.chunk_bytes)
+        slots = slots_in(options.buffer_bytes, pages.chunk_bytes)
         blocks = options.chunk_tokens // self._block
 
         def staging() -> Staging:

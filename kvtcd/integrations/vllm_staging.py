@@ -8,7 +8,26 @@ from itertools import accumulate
 import torch
 
 from kvtcd.client.regions import Region
+from kvtcd.core.errors import BadRequest
 from kvtcd.integrations.vllm_steps import Move
+
+_FEWEST = 4
+"""Chunks that there has to be memory for: two each way."""
+
+
+def slots_in(buffer_bytes: int, chunk_bytes: int) -> int:
+    """Return how many chunks memory holds.
+
+    Raises:
+        BadRequest: too few.
+    """
+    if (slots := buffer_bytes // chunk_bytes) < _FEWEST:
+        raise BadRequest(
+            "buffer_bytes",
+            f"{buffer_bytes:,} bytes hold {slots} chunks of {chunk_bytes:,} bytes; "
+            f"give at least {_FEWEST * chunk_bytes}, or make chunks smaller (chunk_tokens)",
+        )
+    return slots
 
 
 class Staging:

@@ -8,8 +8,8 @@ from kvtcd.core.keys import EngineKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What an operator says in ``kv_connector_extra_config``.
+class TierOptions:
+    """What an operator says of a tier.
 
     Attributes:
         socket: the daemon's address; default ``$KVTCD_SOCKET``, else ``/run/kvtcd/kvtcd.sock``.
@@ -18,10 +18,8 @@ class Options:
         variant: names what else changes the cache, see `model_files.Settings`.
         full_digest: read every byte of the weights at start.
         salt: parts these chunks from others of the same user.
-        retry_seconds: how long a request may wait for a lookup before it is a miss.
-        timeout_seconds: how long a step may wait for its chunks, and each call to the daemon take.
-        chunk_tokens: tokens of a chunk, whole blocks of the engine.
-        buffer_bytes: memory for chunks on their way, one half for each way.
+        retry_seconds: how long a lookup may take before it is a miss.
+        timeout_seconds: how long the daemon may take for each chunk or batch.
     """
 
     socket: str | None = None
@@ -31,6 +29,19 @@ class Options:
     full_digest: bool = False
     salt: str = ""
     retry_seconds: float = 2.0
+    timeout_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(TierOptions):
+    """What an operator says in ``kv_connector_extra_config``.
+
+    Attributes:
+        timeout_seconds: how long a step may wait for its chunks, and each call to the daemon take.
+        chunk_tokens: tokens of a chunk, whole blocks of the engine.
+        buffer_bytes: memory for chunks on their way, one half for each way.
+    """
+
     timeout_seconds: float = 5.0
     chunk_tokens: int = 256
     buffer_bytes: int = 2 << 30

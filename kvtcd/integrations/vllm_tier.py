@@ -8,7 +8,7 @@ contract it is, and neither numba nor anything else is loaded that vLLM has not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import vllm
@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from kvtcd.client import Client
 from kvtcd.core.keys import EngineKey
 from kvtcd.integrations.model_files import FileWatch, Settings
+from kvtcd.integrations.options import read
 from kvtcd.integrations.vllm_daemon import Daemon
 from kvtcd.integrations.vllm_finder import Finder
 from kvtcd.integrations.vllm_identity import identities, pages_of
@@ -34,6 +35,7 @@ from kvtcd.integrations.vllm_kernels import attention_in, cpu_kernels, device_ty
 from kvtcd.integrations.vllm_lookups import Answer
 from kvtcd.integrations.vllm_metrics import CHUNKS, CHUNKS_ARE, UP, UP_IS, stats_of
 from kvtcd.integrations.vllm_model import model_of
+from kvtcd.integrations.vllm_steps import TierOptions
 from kvtcd.integrations.vllm_threads import Carriers
 
 _RESULTS = {Answer.HIT: LookupResult.HIT, Answer.MISS: LookupResult.MISS, Answer.RETRY: LookupResult.RETRY}
@@ -44,15 +46,8 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
 
     Args:
         offloading_spec, primary_kv_view, tier_type, backpressure_detector: by vLLM.
-        socket: the daemon's address; default ``$KVTCD_SOCKET``, else ``/run/kvtcd/kvtcd.sock``.
-        weights: folder of the model's weight files; default: the model that the engine was given.
-        adapters: folders of all adapters (LoRA) that are served.
-        variant: names what else changes the cache, see `Settings`.
-        full_digest: read every byte of the weights at start.
-        salt: parts these chunks from others of the same user.
-        retry_seconds: how long a lookup may take before it is a miss.
-        timeout_seconds: how long the daemon may take for each chunk or batch.
         locality: vLLM hands it over where it is set; the daemon is on this machine whatever it says.
+        options: `TierOptions`, from the JSON of the tier.
 
     Raises:
         BadRequest: the JSON of the tier does not say enough, or something impossible.
@@ -68,21 +63,20 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
         tier_type: str,
         backpressure_detector: Any = None,  # noqa: ANN401 - vLLM's
         *,
-        socket: str | None = None,
-        weights: str | None = None,
-        adapters: Sequence[str] = (),
-        variant: str = "",
-        full_digest: bool = False,
-        salt: str = "",
-        retry_seconds: float = 2.0,
-        timeout_seconds: float = 10.0,
         locality: str | None = None,
+        **options: Any,  # noqa: ANN401 - JSON
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.locality = Locality(locality) if locality else Locality.LOCAL
         served = str(offloading_spec.config.model.name)
+        given = read(TierOptions, options)
+        seconds = given.timeout_seconds
         settings = Settings.of(
-            served, weights=weights, adapters=adapters, variant=variant, full_digest=full_digest
+            served,
+            weights=given.weights,
+            adapters=given.adapters,
+            variant=given.variant,
+            full_digest=given.full_digest,
         )
         unchanged = FileWatch("an adapter", settings.adapters)  # from before their digest
         attention = attention_in(settings)
@@ -100,15 +94,15 @@ class KvtcdTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not inst
 
         def connect(on_lost: Callable[[], None]) -> Daemon:
             return Daemon(
-                Client(socket, timeout=timeout_seconds),
+                Client(given.socket, timeout=seconds),
                 self._identities,
-                salt=salt,
-                seconds=timeout_seconds,
+                salt=given.salt,
+                seconds=seconds,
                 valid=unchanged,
                 on_lost=on_lost,
             )
 
-        self._finder = Finder(connect, self._identities, retry_seconds)
+        self._finder = Finder(connect, self._identities, given.retry_seconds)
         self._carriers = Carriers(self._finder.daemon, self._row)
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:  # noqa: ANN401 - vLLM's

@@ -414,5 +414,7 @@ def test_settings_that_cannot_be_meant_end_the_start(daemon: Daemon, tmp_path: P
     with pytest.raises(BadRequest, match="weights"), engine(daemon.socket, tmp_path / "none"):
         pass
     tiny_llama_config().save_pretrained(tmp_path)
-    with pytest.raises(TypeError, match="sokcet"), engine(daemon.socket, tmp_path, sokcet="x"):
-        pass
+    for given in ({"sokcet": "x"}, {"retry_seconds": 0}, {"timeout_seconds": "10"}, {"full_digest": "yes"}):
+        (name,) = given
+        with pytest.raises(BadRequest, match=f"^{name}: "), engine(daemon.socket, tmp_path, **given):
+            pass
