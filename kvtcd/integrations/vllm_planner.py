@@ -164,12 +164,13 @@ class Planner:
         known = self._requests.get(request_id)
         if known is None:
             return False
-        self._finder.send()
-        known.blocks = list(blocks)
-        known.complete = min(known.complete, len(blocks) * self._block // self._chunk)
-        if any(self._awaited(request_id, key) for key in known.keys[known.saved : known.complete]):
-            self._held.add(request_id)
-            return True
+        with _living_on():  # whatever fails here: a request that does not keep its blocks is forgotten
+            self._finder.send()
+            known.blocks = list(blocks)
+            known.complete = min(known.complete, len(blocks) * self._block // self._chunk)
+            if any(self._awaited(request_id, key) for key in known.keys[known.saved : known.complete]):
+                self._held.add(request_id)
+                return True
         self._forget(request_id)
         return False
 

@@ -325,6 +325,19 @@ def test_a_plan_that_fails_in_part_releases_every_request_it_held(finder, planne
     assert not planner._storing, "no chunk is thought to be on its way"
 
 
+@pytest.mark.parametrize("method", ["send", "known"])
+def test_a_request_whose_end_fails_is_forgotten_and_keeps_nothing(finder, planner, monkeypatch, method):
+    request = Request("a", 16)
+    there(finder, request, RETRY, RETRY)
+    planner.arrived(request)
+    planner.step(scheduled([(request, 0)], a=16))
+    breaks_once(finder, method, monkeypatch)
+
+    assert not planner.finished("a", request.blocks)
+    assert (len(planner), finder.gone) == (0, ["a"])
+    assert planner.step(scheduled()) == Step()
+
+
 def test_a_plan_that_fails_while_blocks_are_promised_says_so(finder, planner, monkeypatch) -> None:
     request = Request("r", 20)
     there(finder, request, HIT, HIT)
