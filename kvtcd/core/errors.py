@@ -118,11 +118,11 @@ class NotFound(KvtcdError):
 
 
 class Busy(KvtcdError):
-    """A bound is reached for now."""
+    """A bound is reached for now, or `why` something else cannot be done just now."""
 
-    def __init__(self, what: str, retry_after: float = 1.0) -> None:
+    def __init__(self, what: str, retry_after: float = 1.0, *, why: str = "is at its bound") -> None:
         self.what, self.retry_after = what, retry_after
-        super().__init__(f"{what} is at its bound; try again in {retry_after:g} s")
+        super().__init__(f"{what} {why}; try again in {retry_after:g} s")
 
 
 class Stopping(Busy):

@@ -108,7 +108,8 @@ class Blocks:
         reason = await self._driver.ask(request, deadline)
         if reason in (Reason.FAILED, Reason.TOO_LARGE):
             self._count(namespace, reason)
-            raise Busy("the way up from disk")
+            failed = "failed, the daemon's log says why" if reason is Reason.FAILED else "is at its bound"
+            raise Busy("the way up from disk", why=failed)
         if reason is not None:
             self._count(namespace, NOWHERE)
             self._tally.found(namespace.number, None)

@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 from support.http import until
+from support.invariants import check
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
+from kvtcd.core.errors import Busy, StoreFailed
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
-from kvtcd.core.place import Place
+from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import DiskTier, Policy
 from kvtcd.engine.warmup import keys_of
+from kvtcd.tiers.disk import Environment
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
@@ -101,6 +104,33 @@ async def test_a_warm_up_that_fails_is_counted_and_the_rest_goes_on(tmp_path, mo
         text = toy.service.metrics_text().decode()
 
     assert 'kvtcd_internal_errors_total{where="warm-up"} 1.0' in text
+
+
+async def test_moves_of_a_warm_up_that_fail_hold_no_room_and_a_reader_is_told_that_his_failed(
+    tmp_path, monkeypatch
+) -> None:
+    async with toy_service(tmp_path) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        await store(toy.service, ns, 1, 2, 3)
+
+    def unreadable(*_args: object) -> None:
+        raise StoreFailed("read", "EIO")
+
+    async def get(number: int) -> bytes:
+        async with toy.service.blocks.read(ns, key(number), b"", soon()) as lease:
+            return b"".join(map(bytes, lease.pieces()))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Environment, "read", unreadable)
+        async with toy_service(tmp_path, host=4 * BLOCK_BYTES) as toy:
+            ns = toy.service.namespace(TENANT, "n")
+            assert await warmed(toy) == []
+            check(toy.catalog)
+            assert toy.catalog.residents.shelves[Tier.HOST].whole.used == 0
+            with pytest.raises(Busy, match="the way up from disk failed"):
+                await get(1)
+            broken.undo()
+            assert [await get(number) for number in (1, 2, 3)] == [block(1), block(2), block(3)]
 
 
 async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(tmp_path, monkeypatch) -> None:
