@@ -11,13 +11,14 @@ import sys
 import pytest
 import torch
 from support.models import random_model, tiny_llama_config
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kvtcd.core.errors import BadIdentity, UnsupportedCache, UnsupportedRope
 from kvtcd.core.identity import Identity, Pairing, Rope, RopeKind
 from kvtcd.core.layout import Dtype, Stream
 from kvtcd.integrations.transformers_identity import MODEL_TYPES, identity_of, layout_of, rope_of
+from kvtcd.integrations.transformers_weights import identity_of_model
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -114,6 +115,17 @@ def assert_keys_turn_as_the_identity_says(config: PreTrainedConfig) -> None:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_keys_of_every_listed_model_type_turn_as_its_identity_says(model_type: str) -> None:
     assert_keys_turn_as_the_identity_says(config_of(model_type))
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_weights_of_every_listed_model_type_are_those_of_its_files_once_loaded(model_type, tmp_path) -> None:
+    random_model(config_of(model_type)).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert identity_of_model(loaded, 256).layout.dtype is Dtype.BF16
+    with torch.no_grad():
+        next(one for name, one in loaded.named_parameters() if "o_proj" in name or "dense" in name).mul_(2)
+    with pytest.raises(BadIdentity, match="changed after loading"):
+        identity_of_model(loaded, 256)
 
 
 @pytest.mark.parametrize(
