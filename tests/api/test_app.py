@@ -43,7 +43,9 @@ async def test_these_are_all_the_routes_and_nobody_gets_past_any_without_a_tenan
         routes = {(route.method, route.resource.canonical) for route in daemon.app.router.routes()}
         assert routes == documented()
         for route in daemon.app.router.routes():
-            path = route.resource.canonical.format(ns="demo", key="ab", id="0" * 32, file="none.js")
+            path = route.resource.canonical.format(
+                tenant="t", ns="demo", key="ab", id="0" * 32, file="none.js"
+            )
             async with daemon.request(route.method, path) as answer:
                 assert answer.status == (200 if path == "/" else 401), "the page says nothing"
 
