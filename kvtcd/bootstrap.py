@@ -87,7 +87,7 @@ async def service(
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
         key = await asyncio.to_thread(state.master_key, master)
-        for doubt in machine.doubts(config):
+        for doubt in await asyncio.to_thread(machine.doubts, config):
             _log.warning(doubt)
         built, tags, pinned = await asyncio.to_thread(
             _assemble, config, state, key, record, lost, policies=policies, tracer=tracer, entry=remote
