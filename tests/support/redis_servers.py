@@ -30,9 +30,13 @@ CLUSTER = (
 
 @dataclass
 class Server:
-    """One server; `start` after `kill` finds nothing that was there."""
+    """One server; `start` after `kill` finds nothing that was there.
+
+    `bus`: the port that nodes of a cluster talk by, which is otherwise 10,000 beyond `port`, free or not.
+    """
 
     port: int
+    bus: int
     folder: Path
     options: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
@@ -40,7 +44,7 @@ class Server:
     def start(self) -> None:
         command = [
             BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
-            "--dir", str(self.folder), "--daemonize", "no", *self.options,
+            "--dir", str(self.folder), "--daemonize", "no", "--cluster-port", str(self.bus), *self.options,
         ]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
@@ -57,6 +61,7 @@ class Server:
                     if await self.ask("PING"):
                         return
                 except (OSError, RedisError):
+                    assert self.process is None or self.process.poll() is None, "it has ended"
                     await asyncio.sleep(0.05)
 
     async def ask(self, *command: object) -> object:
@@ -73,7 +78,7 @@ def servers(folder: Path, count: int, *options: str) -> Iterator[list[Server]]:
         for number in range(count):
             home = folder / f"redis-{number}"
             home.mkdir(parents=True)
-            started.append(Server(free_port(), home, options))
+            started.append(Server(free_port(), free_port(), home, options))
             started[-1].start()
         yield started
     finally:
@@ -105,7 +110,7 @@ async def joined(nodes: list[Server]) -> None:
         await node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         await node.ask("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
     for other in nodes[1:]:
-        await nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", other.port)
+        await nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
     async with asyncio.timeout(PATIENCE_S):
         while not all([await _agrees(node) for node in nodes]):  # noqa: ASYNC110 - another process
             await asyncio.sleep(0.05)
