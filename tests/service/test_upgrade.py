@@ -130,7 +130,8 @@ def test_what_a_later_release_left_is_refused_and_not_a_byte_of_it_changed(insta
     assert "Traceback" not in daemon.log.read_text()
     with pytest.raises(ConfigError, match="Nothing was changed"):
         inspect(install / "plain", key=None, shown=0, verify=True, json=None)
-    (key := install / "export.key").write_bytes(bytes(32))
+    (key := install / "export.key").touch(0o600)
+    key.write_bytes(bytes(32))
     with pytest.raises(ConfigError, match="Nothing was changed"):
         exports.command(
             "exact", load(install / "plain.toml"), tenant=None, out=install / "out", key=key, master=None
