@@ -98,9 +98,8 @@ async def service(
                 raise custody.refusal(state, foreign)
             for tag in foreign:
                 where = await asyncio.to_thread(custody.described, state, tag)
-                _log.warning("%s belongs to another master key and is removed", where)
+                _log.warning("%s is under another master key: it is left as it is, and may be removed", where)
                 built.metrics.foreign.inc()
-                await asyncio.to_thread(state.remove_tenant, tag)
             yield built
         finally:
             await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * FLUSH_SHARE)

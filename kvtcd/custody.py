@@ -36,7 +36,8 @@ class Custody:
         for tag, why in self.damaged.items():
             yield f"{state.tenant(tag)} is damaged, and would be mended or set aside: {why}"
         for tag, name in self.foreign.items():
-            yield f"{described(state, tag)} of {name} is under another master key and would be removed"
+            where = f"{described(state, tag)} of {name}"
+            yield f"{where} is under another master key: it is left as it is, and may be removed"
 
 
 def survey(state: StateFiles, master: bytes) -> Custody:

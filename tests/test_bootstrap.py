@@ -96,7 +96,7 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     return fake_cudart.install(monkeypatch)
 
 
-def test_one_tenant_of_another_key_is_named_with_its_size_and_removed(tmp_path, caplog) -> None:
+def test_one_tenant_of_another_key_is_named_with_its_size_and_left_as_it_is(tmp_path, caplog) -> None:
     config = configuration(tmp_path)
     state = StateDirectory(config.daemon.state)
     tags = [TenantKeys.derive(master, "uid:1").tag.hex() for master in (state.master_key(), b"k" * 32)]
@@ -114,7 +114,7 @@ def test_one_tenant_of_another_key_is_named_with_its_size_and_removed(tmp_path, 
     (said,) = [each.message for each in caplog.records if "another master key" in each.message]
     assert f"{state.tenant(tags[1])} (0." in said
 
-    assert [*state.tenants()] == tags[:1]
+    assert sorted(state.tenants()) == sorted(tags), "it may be all that a rekey which was killed has left"
 
 
 async def there_and_back(service) -> list[bool]:
