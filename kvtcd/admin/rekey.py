@@ -2,8 +2,10 @@
 
 Names, MACs and ciphertexts of records follow from the master key, so every record is written anew, into
 environments beside the old ones. Only when all of them are complete does the new key take the place of the
-old one; then the old environments go. Killed before that, all is as it was, and what was begun is removed at
-the next start of the daemon, as a tenant of another key; killed after it, the old environments are.
+old one; then the old environments go. Killed before that, all is as it was, beside what was begun; killed
+after it, all is under the new key, beside what is left of the old environments. A start leaves such folders
+where they are and names them, as tenants of another key; whoever knows under which key the store is whole
+removes them.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
 
 
 def _require_all(state: StateDirectory, before: bytes) -> None:
-    """Refuse to begin where something would be left behind: under the new key it would be removed as foreign.
+    """Refuse to begin where something would be left behind: under the new key nothing of it would be served.
 
     Raises:
         ConfigError: a tenant is under another key than the old one.
