@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvtcd import __version__, terminal
 from kvtcd.admin import degraded
@@ -76,7 +77,7 @@ def command(*, address: str | None, json: Path | None = None, console: Console |
     for name in ("", "what", "finding"):
         table.add_column(name)
     for one in findings:
-        table.add_row(f"[{_STYLE[one.state]}]{one.state}[/]", one.what, one.said)
+        table.add_row(f"[{_STYLE[one.state]}]{one.state}[/]", one.what, escape(one.said))
     console.print(table)
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import sys
@@ -68,11 +69,12 @@ async def test_a_healthy_daemon_is_found_so_and_left_as_it_was(tmp_path):
         again = await findings(daemon.socket)
         assert again.keys() == found.keys(), "it can come again"
 
-        out = tmp_path / "doctor.json"
+        out, shown = tmp_path / "doctor.json", io.StringIO()
         well = await asyncio.to_thread(
-            doctor.command, address=str(daemon.socket), json=out, console=Console(quiet=True)
+            doctor.command, address=str(daemon.socket), json=out, console=Console(file=shown, width=1000)
         )
         assert well
+        assert found["by TCP"][1] in shown.getvalue(), "brackets of a sentence are no markup"
         assert {row["state"] for row in json.loads(out.read_text())["findings"]} == {"ok"}
 
 
