@@ -184,14 +184,8 @@ def read_figures(path: Path) -> Figures:
 
 def _numbers(values: dict[str, Any]) -> dict[str, Any]:
     """Numbers that JSON has no word for were written as null."""
-    return {
-        name: math.nan
-        if value is None and name != "dial"
-        else tuple(value)
-        if isinstance(value, list)
-        else value
-        for name, value in values.items()
-    }
+    read = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return {name: math.nan if value is None and name != "dial" else value for name, value in read.items()}
 
 
 def measure(
