@@ -29,7 +29,7 @@ from kvtcd.lab.evaluate import Measured, Quality
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
-from kvtcd.lab.rd_points import EqualKl, Noise, Point, equal_kl, noise_of, points
+from kvtcd.lab.rd_points import EqualKl, Means, Point, equal_kl, points
 from kvtcd.lab.rd_ranking import Surpassed, surpassed
 from kvtcd.lab.rd_report import show
 from kvtcd.lab.texts import Text
@@ -50,6 +50,7 @@ class Figures:
     """What the command finds out.
 
     Attributes:
+        noise: what rounding alone does to the same documents; see `evaluate.noise`.
         windows: most documents of a file.
         file_of_documents: indices of `files`.
         digest_of_documents: of their tokens; figures with the same one are of the same documents.
@@ -64,7 +65,7 @@ class Figures:
     documents: int
     file_of_documents: tuple[int, ...]
     digest_of_documents: str
-    noise: Noise
+    noise: Means
     points: tuple[Point, ...]
     equal_kl: tuple[EqualKl, ...]
     surpassed: tuple[Surpassed, ...] = ()
@@ -116,7 +117,7 @@ def command(
         documents=len(documents),
         file_of_documents=tuple(groups),
         digest_of_documents=digest(documents),
-        noise=noise_of(noise, groups),
+        noise=Means.of(noise, groups),
         points=measured,
         equal_kl=tuple(equal_kl(results, groups)),
         surpassed=tuple(surpassed(measured)),
@@ -169,7 +170,7 @@ def read_figures(path: Path) -> Figures:
             **own | {
                 "files": tuple(own["files"]),
                 "file_of_documents": tuple(own["file_of_documents"]),
-                "noise": Noise(**_numbers(own["noise"])),
+                "noise": Means(**_numbers(own["noise"])),
                 "points": tuple(Point(**_numbers(point)) for point in own["points"]),
             },
             equal_kl=(),

@@ -57,14 +57,21 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
-    """What rounding alone does to the same documents; see `evaluate.noise`."""
+class Means:
+    """Of `evaluate.Quality` over documents, with the bounds of the 95 % interval of the divergence."""
 
     kl: float
     kl_lo: float
     kl_hi: float
     dnll: float
     top1: float
+
+    @classmethod
+    def of(cls, documents: Sequence[Quality], groups: Sequence[int]) -> Means:
+        """Return the means; `groups` says of each document which file it is of."""
+        kl = interval(mean([one.kl for one in documents]), groups)
+        dnll, top1 = (float(np.mean([getattr(one, name) for one in documents])) for name in ("dnll", "top1"))
+        return cls(kl.value, kl.lo, kl.hi, dnll, top1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +108,7 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
     found = []
     for spec, documents in results.items():
         size = reduce(add, (one.size for one in documents))
-        values = [one.quality.kl for one in documents]
-        kl = interval(mean(values), groups)
+        means = Means.of([one.quality for one in documents], groups)
         found.append(
             Point(
                 codec=spec.codec,
@@ -110,27 +116,20 @@ def points(results: Results, groups: Sequence[int], token_bits: int) -> list[Poi
                 bits_per_token=token_bits / size.ratio,
                 ratio=size.ratio,
                 ratio_all=size.ratio_all,
-                kl=kl.value,
-                kl_lo=kl.lo,
-                kl_hi=kl.hi,
-                dnll=float(np.mean([one.quality.dnll for one in documents])),
-                top1=float(np.mean([one.quality.top1 for one in documents])),
+                kl=means.kl,
+                kl_lo=means.kl_lo,
+                kl_hi=means.kl_hi,
+                dnll=means.dnll,
+                top1=means.top1,
                 err_k=float(np.mean([one.error.get("k", np.nan) for one in documents])),
                 err_v=float(np.mean([one.error.get("v", np.nan) for one in documents])),
                 finer=sum(one.finer for one in documents),
                 refused=sum(one.refused for one in documents),
                 reasons=reasons_of(documents),
-                kl_of_documents=tuple(values),
+                kl_of_documents=tuple(one.quality.kl for one in documents),
             )
         )
     return found
-
-
-def noise_of(documents: Sequence[Quality], groups: Sequence[int]) -> Noise:
-    """Sum up the noise of all documents."""
-    kl = interval(mean([one.kl for one in documents]), groups)
-    dnll, top1 = (float(np.mean([getattr(one, name) for one in documents])) for name in ("dnll", "top1"))
-    return Noise(kl.value, kl.lo, kl.hi, dnll, top1)
 
 
 def equal_kl(results: Results, groups: Sequence[int]) -> list[EqualKl]:

@@ -18,7 +18,7 @@ from kvtcd.lab.eviction import command as lab
 from kvtcd.lab.eviction.command import Method
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.rd_points import Noise, Point
+from kvtcd.lab.rd_points import Means, Point
 
 CONTEXT, CONTINUATION, WINDOWS = 200, 20, 3
 CODED = CONTEXT - 4 - 128
@@ -71,7 +71,7 @@ def world(loaded, tmp_path, monkeypatch):
     )  # fmt: skip
     figures = rd.Figures(
         "toy", None, ("long", "short"), CONTEXT, CONTINUATION, WINDOWS, len(documents), groups,
-        rd.digest(documents), Noise(0, 0, 0, 0, 1), (point,), (),
+        rd.digest(documents), Means(0, 0, 0, 0, 1), (point,), (),
     )  # fmt: skip
     write_json(tmp_path / "rd.json", "eval rd", dataclasses.asdict(figures))
     return tmp_path, files, documents

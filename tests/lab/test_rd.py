@@ -25,7 +25,7 @@ from kvtcd.lab.codec_source import ProfileSource, open_codecs
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.rd_plot import draw
-from kvtcd.lab.rd_points import EqualKl, Noise, equal_kl, noise_of, points
+from kvtcd.lab.rd_points import EqualKl, Means, equal_kl, points
 from kvtcd.lab.rd_report import show
 
 CONTEXT, CONTINUATION, WINDOWS = 200, 20, 3
@@ -67,7 +67,7 @@ def figures(world, measured) -> rd.Figures:
         documents=len(documents),
         file_of_documents=tuple(groups),
         digest_of_documents=rd.digest(documents),
-        noise=noise_of(noise, groups),
+        noise=Means.of(noise, groups),
         points=tuple(points(results, groups, 16 * world[1].layout.token_elements)),
         equal_kl=tuple(equal_kl(results, groups)),
     )
@@ -224,7 +224,7 @@ def test_few_documents_can_be_drawn_too(figures, tmp_path: Path) -> None:
     unsure = tuple(
         dataclasses.replace(point, kl_lo=float("nan"), kl_hi=float("nan")) for point in figures.points
     )
-    draw(dataclasses.replace(figures, points=unsure, noise=Noise(0, 0, 0, 0, 1)), tmp_path / "it.svg")
+    draw(dataclasses.replace(figures, points=unsure, noise=Means(0, 0, 0, 0, 1)), tmp_path / "it.svg")
     assert (tmp_path / "it.svg").stat().st_size > 0
 
 
@@ -242,7 +242,7 @@ def test_without_scipy_the_extra_is_named(figures, measured, monkeypatch: pytest
     del figures
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(Unavailable, match=r"intervals need scipy.stats; pip install 'kvtcd\[lab\]'"):
-        noise_of(measured[2], [0, 1, 0, 0])
+        Means.of(measured[2], [0, 1, 0, 0])
 
 
 @pytest.mark.slow

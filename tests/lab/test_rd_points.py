@@ -8,7 +8,7 @@ import pytest
 from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality, Size
-from kvtcd.lab.rd_points import equal_kl, noise_of, points
+from kvtcd.lab.rd_points import Means, equal_kl, points
 
 GROUPS = [0, 0, 0, 1, 1, 1]
 HARDNESS = [0.5, 1.0, 2.0, 0.8, 1.1, 3.0]
@@ -110,6 +110,6 @@ def test_points_alone_and_codecs_without_loss_are_not_compared() -> None:
 
 
 def test_noise_is_summed_up_like_divergence() -> None:
-    found = noise_of([Quality(kl, 1 - kl, kl) for kl in (0.001, 0.002, 0.003)], [0, 0, 0])
+    found = Means.of([Quality(kl, 1 - kl, kl) for kl in (0.001, 0.002, 0.003)], [0, 0, 0])
     assert (found.kl, found.dnll, found.top1) == pytest.approx((0.002, 0.002, 0.998))
     assert 0.001 <= found.kl_lo < 0.002 < found.kl_hi < 0.0031

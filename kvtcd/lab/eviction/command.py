@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
@@ -11,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.torch import load_file
 
 from kvtcd import terminal
@@ -21,10 +21,9 @@ from kvtcd.lab.evaluate import SINKS, WINDOW, Quality, quality
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.rd import Document, Figures, cut, digest, read_figures
-from kvtcd.lab.rd_points import Point
+from kvtcd.lab.rd_points import Means, Point
 from kvtcd.lab.rd_ranking import surpassed
 from kvtcd.lab.rd_report import show
-from kvtcd.lab.statistics import interval, mean
 
 WORKER = Path(__file__).with_name("worker.py")
 METHODS = ("h2o", "tova")
@@ -123,8 +122,7 @@ def _points(results: Mapping[Method, Sequence[Quality]], known: Figures, token_b
     coded, found = _coded(known.context), []
     for method, documents in results.items():
         kept = method.kept(coded)
-        values = [one.kl for one in documents]
-        kl = interval(mean(values), known.file_of_documents)
+        means = Means.of(documents, known.file_of_documents)
         found.append(
             Point(
                 codec=method.name,
@@ -132,16 +130,16 @@ def _points(results: Mapping[Method, Sequence[Quality]], known: Figures, token_b
                 bits_per_token=token_bits * kept / coded,
                 ratio=coded / kept,
                 ratio_all=known.context / (known.context - coded + kept),
-                kl=kl.value,
-                kl_lo=kl.lo,
-                kl_hi=kl.hi,
-                dnll=float(np.mean([one.dnll for one in documents])),
-                top1=float(np.mean([one.top1 for one in documents])),
-                err_k=np.nan,
-                err_v=np.nan,
+                kl=means.kl,
+                kl_lo=means.kl_lo,
+                kl_hi=means.kl_hi,
+                dnll=means.dnll,
+                top1=means.top1,
+                err_k=math.nan,
+                err_v=math.nan,
                 finer=0,
                 refused=0,
-                kl_of_documents=tuple(values),
+                kl_of_documents=tuple(one.kl for one in documents),
             )
         )
     return found
