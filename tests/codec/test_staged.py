@@ -14,6 +14,7 @@ import pytest
 import torch
 from support import fake_cuda, fake_nvcomp
 from support.codec_world import World, centred_error, kv, mla
+from support.staged import FIRST, TOKENS, decode, encode
 
 from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
@@ -28,7 +29,6 @@ from kvtcd.core.policy import CodecChoice
 from kvtcd.lab.second_device import DEVICE, SecondDevice
 
 WORLD = World(kv())
-TOKENS, FIRST = 160, 64
 CHOICES = [
     CodecChoice("kvtc", 4, window=20),
     CodecChoice("kvtc2", 12, window=20),
@@ -62,17 +62,6 @@ def accelerator(entropy, monkeypatch) -> Accelerator:
     fake_nvcomp.install(monkeypatch)
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     return Accelerator(device, nvcomp.load(device, Residency()))
-
-
-def encode(codec, raw):
-    analyzed = codec.analyze(raw.numpy(), tokens=TOKENS, first_token=FIRST, after=0, scratch=HeapScratch())
-    return analyzed.deflate()
-
-
-def decode(codec, blob, nbytes):
-    out = np.full(nbytes, 0xEE, np.uint8)
-    codec.inflate(parse(memoryview(blob)), HeapScratch()).synthesize(out)
-    return out
 
 
 @pytest.mark.parametrize("entropy", ENTROPY)

@@ -12,20 +12,18 @@ import pytest
 import torch
 from support import fake_cuda, fake_nvcomp
 from support.codec_world import World, kv
+from support.staged import FIRST, TOKENS, decode, encode
 
 from kvtcd.codec import nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profile import store
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.residency import Residency
-from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator
-from kvtcd.core.blob import parse
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab.second_device import DEVICE, SecondDevice
 
 WORLD = World(kv())
-TOKENS, FIRST = 160, 64
 CPU = torch.device("cpu")
 CHOICES = [CodecChoice("kvtc", 4, window=20), CodecChoice("kvtc2", 12, window=20)]
 
@@ -53,17 +51,6 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def raw():
     return WORLD.block(TOKENS, seed=1, first_token=FIRST)
-
-
-def encode(codec, raw):
-    analyzed = codec.analyze(raw.numpy(), tokens=TOKENS, first_token=FIRST, after=0, scratch=HeapScratch())
-    return analyzed.deflate()
-
-
-def decode(codec, blob, nbytes):
-    out = np.full(nbytes, 0xEE, np.uint8)
-    codec.inflate(parse(memoryview(blob)), HeapScratch()).synthesize(out)
-    return out
 
 
 @pytest.mark.parametrize("times", [1, 99])
