@@ -50,8 +50,9 @@ async def test_blocks_of_64_mib_stall_nobody(monkeypatch):
     async with running(host=8 * NBYTES, disk=0) as daemon:
         await daemon.register(LARGE)
         with Client(daemon.socket) as client:
-            steps.clear()
-            for _ in range(ROUNDS):
+            for measured in range(1 + ROUNDS):
+                if measured == 1:  # in the round before, the kernel cleared pages nobody had touched
+                    steps.clear()
                 done = await asyncio.gather(*(asyncio.to_thread(work, client, n) for n in range(3)))
                 assert all(done)
                 for n in range(3):
