@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
-from kvtcd.lab import evaluate, models, texts
+from kvtcd.lab import evaluate, texts
 from kvtcd.lab.budget_points import Advice, Dimension, Pair, Row, advise, dimensions, rows
 from kvtcd.lab.calibrate import profile_for
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
@@ -26,7 +24,8 @@ from kvtcd.lab.codec_spec import Spec, spelled
 from kvtcd.lab.evaluate import Measured
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.phases import Advance, Phases
+from kvtcd.lab.opened import opened
+from kvtcd.lab.phases import Advance
 from kvtcd.lab.rd import Document, cut
 from kvtcd.lab.rd_report import bounds, fraction, losslessly
 from kvtcd.terminal import Table
@@ -73,12 +72,7 @@ def command(
     """
     specs = [_with_ratio(codec) for codec in codecs]
     sources = texts.read(files)
-    torch.set_num_threads(threads)
-    console = terminal.console()
-    with terminal.progress(console) as progress:
-        phases = Phases(progress)
-        loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
+    with opened(model, threads) as (loaded, identity, phases, console):
         documents = cut(loaded, sources, context, continuation, per_file)
         asked = sorted(set(budgets))
         # The largest first: if the recipe has less, that is said before hours go into the others.
@@ -90,10 +84,10 @@ def command(
             source = ProfileSource(path, identity)
             profile = source.find(identity)
             assert profile, "its path was given"
-            opened, reasons = _opened(identity, specs, source)
+            ready, reasons = _opened(identity, specs, source)
             skipped += [f"{tokens:,} tokens: {reason}" for reason in reasons]
             with phases.bar(f"documents, calibrated on {tokens:,} tokens", len(documents)) as advance:
-                measured = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
+                measured = measure(loaded, identity, documents, context, codecs=ready, advance=advance)
             pairs |= {(tokens, spec): pair for spec, pair in measured.items()}
             found |= {(tokens, spec): dimensions(profile, spec) for spec in measured}
     compared = rows(pairs, found, [document.file for document in documents])

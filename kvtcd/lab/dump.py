@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import DynamicCache, PreTrainedModel
 
-from kvtcd import outputs, terminal
+from kvtcd import outputs
 from kvtcd.codec.rope import Rotation
 from kvtcd.core.errors import BadField, BadIdentity, ConfigError
 from kvtcd.core.identity import Rope
@@ -31,6 +31,7 @@ from kvtcd.lab import models, texts
 from kvtcd.lab.attention import attending
 from kvtcd.lab.capture import prefill
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.opened import opened
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.rd import cut
 
@@ -72,11 +73,8 @@ def command(
         Unavailable: the model cannot be had.
         UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
     """
-    torch.set_num_threads(threads)
-    console = terminal.console()
-    with terminal.progress(console) as progress:
-        loaded = models.load(models.resolve(model, progress))
-        found = gather(loaded, files, context, queries, per_file, phases=Phases(progress))
+    with opened(model, threads) as (loaded, _, phases, console):
+        found = gather(loaded, files, context, queries, per_file, phases=phases)
     write(out, found)
     size = out.stat().st_size / 1e6
     console.print(f"{out}: {len(found.documents)} documents of {context:,} tokens, {size:.0f} MB")

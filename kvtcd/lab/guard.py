@@ -17,7 +17,6 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.kvtc2 import GUARD
 from kvtcd.codec.ports import BlobDecoder, Encoder
@@ -35,7 +34,7 @@ from kvtcd.lab.evaluate import SINKS, WINDOW
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.guard_points import Case, Point, Rank, points, rank
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.phases import Phases
+from kvtcd.lab.opened import opened
 from kvtcd.lab.rd import cut
 from kvtcd.lab.rd_report import bounds, fraction
 from kvtcd.terminal import Table
@@ -120,22 +119,17 @@ def command(
     if spec.name != "kvtc2" or spec.dial is None:
         raise ConfigError("--codec", "", f"{codec!r}: only kvtc2 has a guard; say for instance kvtc2:64")
     sources = texts.read(files)
-    torch.set_num_threads(threads)
-    console = terminal.console()
-    with terminal.progress(console) as progress:
-        phases = Phases(progress)
-        loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
+    with opened(model, threads) as (loaded, identity, phases, console):
         documents = [
             (sources[document.file].name, document.tokens)
             for document in cut(loaded, sources, context, continuation, per_file)
         ]
         documents += made_up(loaded, context + continuation, per_file)
         source = profile_source(loaded, identity, [spec], profile, phases)
-        opened = open_codecs(identity, [spec, _unguarded(spec)], source)
+        codecs = open_codecs(identity, [spec, _unguarded(spec)], source)
         found = source.find(identity)
         assert found, "the codec was opened"
-        guarded = Guarded.of(identity, found, spec, opened)
+        guarded = Guarded.of(identity, found, spec, codecs)
         cases: list[Case] = []
         with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
             for number, (name, tokens) in enumerate(documents):

@@ -15,9 +15,6 @@ from json import dumps, loads
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
@@ -28,7 +25,8 @@ from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Measured, Quality
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.phases import Advance, Phases
+from kvtcd.lab.opened import opened
+from kvtcd.lab.phases import Advance
 from kvtcd.lab.rd_points import EqualKl, Means, Point, equal_kl, points
 from kvtcd.lab.rd_ranking import Surpassed, surpassed
 from kvtcd.lab.rd_report import show
@@ -94,17 +92,12 @@ def command(
     """
     specs = [Spec.parse(codec) for codec in codecs]
     sources = texts.read(files)
-    torch.set_num_threads(threads)
-    console = terminal.console()
-    with terminal.progress(console) as progress:
-        phases = Phases(progress)
-        loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
+    with opened(model, threads) as (loaded, identity, phases, console):
         documents = cut(loaded, sources, context, continuation, per_file)
         source = profile_source(loaded, identity, specs, profile, phases)
-        opened = open_codecs(identity, specs, source)
+        ready = open_codecs(identity, specs, source)
         with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
-            results, noise = measure(loaded, identity, documents, context, codecs=opened, advance=advance)
+            results, noise = measure(loaded, identity, documents, context, codecs=ready, advance=advance)
     groups = [document.file for document in documents]
     measured = tuple(points(results, groups, 16 * identity.layout.token_elements))
     figures = Figures(

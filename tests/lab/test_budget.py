@@ -36,11 +36,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return store(run(loaded, tmp_path / "checkpoints", tokens=tokens).data, tmp_path)
 
     monkeypatch.setattr(module, "profile_for", profile_for)
-    monkeypatch.setattr(module.models, "load", lambda _: loaded)
-    monkeypatch.setattr(module.models, "resolve", lambda *_: loaded.folder)
-    monkeypatch.setattr(
-        module.models, "identity", lambda found, *_: IDENTITY(found, Dtype.F32, block_tokens=64)
-    )
+    monkeypatch.setattr(models, "load", lambda _: loaded)
+    monkeypatch.setattr(models, "resolve", lambda *_: loaded.folder)
+    monkeypatch.setattr(models, "identity", lambda found, *_: IDENTITY(found, Dtype.F32, block_tokens=64))
     for text in TEXTS[:2]:
         (tmp_path / f"{text.name}.txt").write_text(text.text)
     return calibrated

@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from kvtcd import terminal
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.core.identity import Identity
 from kvtcd.lab import models
@@ -21,6 +18,7 @@ from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import WINDOW, Size
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
+from kvtcd.lab.opened import opened
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.tasks.battery import able, chosen
 from kvtcd.lab.tasks.item import Order, Reply, Task
@@ -54,12 +52,7 @@ def command(
     specs = [Spec.parse(codec) for codec in codecs]
     own_tasks = [own_task(own, metric)] if own else []
     tasks, left_out = ([], {}) if own and not names else chosen(names, data)
-    torch.set_num_threads(threads)
-    console = terminal.console()
-    with terminal.progress(console) as progress:
-        phases = Phases(progress)
-        loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
+    with opened(model, threads) as (loaded, identity, phases, console):
         order = Order(n, context, lambda text: len(models.tokenize(loaded, text)), data)
         if not names:
             tasks, guesses = able(tasks, loaded.model.num_parameters())
@@ -67,9 +60,9 @@ def command(
         source = profile_source(loaded, identity, specs, profile, phases)
         rows: list[Row] = []
         pairs: list[Pair] = []
-        opened = open_codecs(identity, specs, source)
+        ready = open_codecs(identity, specs, source)
         for task in [*own_tasks, *tasks]:
-            found = run(loaded, identity, task, order, codecs=opened, phases=phases)
+            found = run(loaded, identity, task, order, codecs=ready, phases=phases)
             rows += found.rows
             pairs += found.pairs
     show(console, loaded.folder.name, rows, pairs, left_out)
