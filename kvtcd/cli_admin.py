@@ -24,6 +24,10 @@ ConfigOption = Annotated[
         "--config", "-c", help="config.toml of the daemon, which must not run; without it, the defaults."
     ),
 ]
+RunningOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="config.toml of the daemon: its socket is asked, and its TCP tried."),
+]
 FileKeyOption = Annotated[
     Path,
     typer.Option(help="File of 32 random bytes that the export is encrypted and authenticated with."),
@@ -37,12 +41,18 @@ MasterOption = Annotated[
 def doctor(
     address: AddressArgument = None,
     *,
+    path: RunningOption = None,
     json: JsonOption = None,
 ) -> None:
-    """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?"""
+    """Look at a running daemon: is it there, how are blocks packed, does every way in and out work?
+
+    With its configuration file TCP is one of the ways, with the token in KVTCD_TOKEN, and TLS by KVTCD_CA.
+    """
     from kvtcd.admin import doctor as admin  # noqa: PLC0415 - numpy
 
-    if not admin.command(address=address, json=json):
+    known = config.load(path) if path else None
+    asked = address or (str(known.daemon.socket) if known else None)
+    if not admin.command(address=asked, tcp=known.tcp if known else None, json=json):
         raise typer.Exit(1)
 
 
