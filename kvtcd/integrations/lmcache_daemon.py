@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
-from kvtcd.client import BlockHead, Client
+from kvtcd.client import BlockHead, BlockResult, Client
 from kvtcd.core.errors import KvtcdError
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
@@ -129,12 +130,9 @@ class Daemon:
         """Remove objects; return those that are gone, with their bytes."""
         gone: list[tuple[Name, int]] = []
         with self._asking():
-            for (identity, salt), members in self._grouped(names, lambda _: None):
-                namespace = self.link.name(identity)
+            for group, members in self._grouped(names, lambda _: None):
                 gone.extend(
-                    (name, self._shapes[name.place].nbytes)
-                    for name in members
-                    if self.link.client.delete(namespace, name.key, salt=salt, deadline=self._seconds)
+                    (name, self._shapes[name.place].nbytes) for name in members if self._removed(group, name)
                 )
         return gone
 
@@ -177,9 +175,21 @@ class Daemon:
         there = {block.key for block in known.blocks if block.tier is not None}
         outcomes = {one.name: "duplicate" for one in objects if one.name.key in there}
         for run in self._runs(group, [one for key, one in by_key.items() if key not in there]):
-            results = client.put_many(self.link.name(identity), run, salt=salt, deadline=seconds)
+            results = self.link.named(identity, partial(self._sent, run, salt))
             outcomes |= {by_key[result.key].name: str(result.outcome) for result in results}
         return outcomes
+
+    def _sent(
+        self, run: Sequence[tuple[BlockHead, memoryview]], salt: bytes, name: str
+    ) -> Sequence[BlockResult]:
+        return self.link.client.put_many(name, run, salt=salt, deadline=self._seconds)
+
+    def _removed(self, group: Group, one: Name) -> bool:
+        identity, salt = group
+        client, seconds = self.link.client, self._seconds
+        return self.link.named(
+            identity, lambda name: client.delete(name, one.key, salt=salt, deadline=seconds)
+        )
 
     def _runs(self, group: Group, objects: Sequence[Object]) -> Iterator[list[tuple[BlockHead, memoryview]]]:
         """Split objects into those whose place in a sequence is known, in order, and single others.

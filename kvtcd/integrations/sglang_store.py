@@ -139,10 +139,11 @@ class Store:
 
     def purge(self) -> None:
         """Remove all blocks of this identity."""
+        client = self._link.client
         self._link.reach()
         with self._link.asking():
-            self._link.client.purge(self._link.name(self.identity), deadline=self._seconds)
-            self._link.connect()  # registers it again
+            self._link.named(self.identity, lambda name: client.purge(name, deadline=self._seconds))
+            self._link.connect()  # forgets its name, so that it is registered again
 
     def _matched(self, keys: Sequence[EngineKey], until: float) -> dict[EngineKey, bool]:
         client = self._link.client

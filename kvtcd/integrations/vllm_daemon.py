@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvtcd.client import BlockHead, BlockResult, Client
 from kvtcd.client.call import Salt, pauses
-from kvtcd.core.errors import Busy, NotFound, StoreFailed
+from kvtcd.core.errors import Busy, NotFound, StoreFailed, UnknownNamespace
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.matches import BlockMatch
@@ -141,5 +141,5 @@ class Daemon:
                     return
                 time.sleep(pause)
                 asked = client.operation(asked.id)
-        except (Busy, NotFound, StoreFailed):
-            return  # they are there all the same
+        except (Busy, NotFound, StoreFailed, UnknownNamespace):
+            return  # they are there all the same, or purged meanwhile, which a load finds out

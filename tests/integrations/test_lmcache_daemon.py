@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import re
@@ -44,7 +45,7 @@ def daemon(folder: Path) -> Iterator[Daemon]:
 
 
 def objects_of(daemon: Daemon, weights: str) -> Objects:
-    facts = Facts("m", weights.encode().hex()[:64].ljust(64, "0"), "s")
+    facts = Facts("m", hashlib.sha256(weights.encode()).hexdigest(), "s")
     return Objects(
         daemon.client(), lambda model: facts if model == PLACE.model else None,
         version="1", lookup_seconds=PATIENCE_S, seconds=PATIENCE_S, log=LOG,
@@ -100,6 +101,41 @@ def test_what_was_found_stays_until_it_is_released(daemon: Daemon, objects: Obje
             client.delete(space, given[0].key, deadline=0.2)
         objects.release(given)
         assert client.delete(space, given[1].key, deadline=PATIENCE_S)
+
+
+@pytest.mark.parametrize("before", ["match", "put_many", "get_many", "delete"])
+def test_a_purge_at_any_moment_is_no_outage(
+    daemon: Daemon, objects: Objects, before: str, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator purges the namespace just before a call, the one behind another call included."""
+    given = names(3, first=150)
+    wanted = filled(given)
+    assert set(objects.store(wanted).values()) == {"stored"}
+    client, purged = objects.link.client, []
+    original = getattr(client, before)
+
+    def purging(name: str, *arguments: object, **options: object) -> object:
+        if not purged:
+            purged.append(name)
+            with daemon.client() as operator:
+                operator.purge(name)
+        return original(name, *arguments, **options)
+
+    more = filled(names(2, first=160))
+    with monkeypatch.context() as patch:
+        patch.setattr(client, before, purging)
+        if before == "get_many":
+            assert objects.load(empty(given)) == [False] * 3
+        elif before == "delete":
+            assert objects.delete(given) == []
+        else:
+            assert set(objects.store(more).values()) == {"stored"}
+    assert purged
+    assert objects.link.up
+    assert "can be used again" not in caplog.text
+    assert set(objects.store(wanted).values()) == {"stored"}
+    assert objects.find(given, {0: SHAPE}) == [True] * 3
+    assert objects.counts().get("failed", 0) == 0
 
 
 def test_places_salts_and_strangers_are_apart(objects: Objects) -> None:

@@ -76,6 +76,19 @@ def test_pages_go_and_come(pools: Pools, cls: type[MHATokenToKVPoolHost]) -> Non
     assert pools.put_flat(keys(1), [flat]) == [True]
 
 
+def test_clearing_what_an_operator_has_purged_is_no_outage(
+    daemon: Daemon, pools: Pools, caplog: pytest.LogCaptureFixture
+) -> None:
+    pools.register(KV, MHATokenToKVPoolHost("page_head"))
+    assert pools.put(KV, keys(2), at(0, 1), before=[]) == [True] * 2
+    with daemon.client() as client:
+        for info in client.namespaces():
+            client.purge(info.name)
+    pools.clear()
+    assert "can be used again" not in caplog.text
+    assert pools.put(KV, keys(2), at(0, 1), before=[]) == [True] * 2
+
+
 def test_more_pages_than_fit_the_memory_that_is_shared(pools: Pools) -> None:
     source = MHATokenToKVPoolHost("layer_first")
     wanted = source.kv_buffer.clone()

@@ -261,6 +261,15 @@ def test_what_is_found_on_disk_is_brought_up_first() -> None:
     assert scene.client.calls[-1] == ("match", None)
 
 
+def test_what_is_purged_while_it_is_brought_up_is_no_outage() -> None:
+    scene = new_scene(lift=1.0)
+    scene.client.blocks, scene.client.on_disk = {key(1): bytes(BYTES)}, {key(1)}
+    scene.client.fail = {"prefetch": UnknownNamespace("gone")}
+    assert scene.daemon.find([key(1)]) == {key(1): True}
+    assert scene.daemon.link.up
+    assert not scene.lost
+
+
 def test_what_takes_too_long_to_bring_up_is_there_all_the_same() -> None:
     scene = new_scene(lift=0.05)
     scene.client.blocks, scene.client.on_disk, scene.client.waits = {key(1): b""}, {key(1)}, -1
