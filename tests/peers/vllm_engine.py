@@ -109,6 +109,8 @@ class Engine:
         with suppress(ProcessLookupError):  # it has ended by itself
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
 
     def _tail(self) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-40:])
