@@ -15,6 +15,14 @@ _PLAIN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 """Attributes that every record has; all others were given to it as fields."""
 
 
+class Text(logging.Formatter):
+    """Writes a record as a line for people; its time, if it has one, is ISO 8601, local, with its offset."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002 - the name and signature of logging
+        """Return the time of a record."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
 class Json(logging.Formatter):
     """Writes a record as a JSON object: time (UTC), level, logger, message, fields, a traceback if any."""
 
@@ -36,7 +44,7 @@ def formatter(form: Form, *, dated: bool) -> logging.Formatter:
     """Return what writes lines; those of text begin with their time if they are to be `dated`."""
     if form == "json":
         return Json()
-    return logging.Formatter(f"%(asctime)s {_LINE}" if dated else _LINE)
+    return Text(f"%(asctime)s {_LINE}" if dated else _LINE)
 
 
 def is_journal(environment: Mapping[str, str], stream: TextIO) -> bool:

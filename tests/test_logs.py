@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import time
 from datetime import datetime
 
 import pytest
@@ -52,5 +53,18 @@ def test_text_has_the_time_unless_the_journal_has_it(tmp_path) -> None:
         assert not logs.is_journal({}, stream)
     plain = logs.formatter("text", dated=False).format(record("said"))
     assert plain == "WARNING kvtcd.x: said"
-    dated = logs.formatter("text", dated=True).format(record("said"))
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING kvtcd.x: said", dated)
+
+
+@pytest.mark.parametrize(("zone", "offset"), [("UTC", "+00:00"), ("Asia/Kathmandu", "+05:45")])
+def test_the_time_of_text_is_local_and_says_its_offset(monkeypatch, zone, offset) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    made = record("said")
+    line = logs.formatter("text", dated=True).format(made)
+    monkeypatch.undo()
+    time.tzset()
+    said, rest = line.split(" ", 1)
+    assert rest == "WARNING kvtcd.x: said"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", said)
+    assert said.endswith(offset)
+    assert datetime.fromisoformat(said).timestamp() == pytest.approx(made.created, abs=0.001)
