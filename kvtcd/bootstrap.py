@@ -87,18 +87,19 @@ async def service(
     state = await asyncio.to_thread(StateDirectory, config.daemon.state)
     try:
         key = await asyncio.to_thread(state.master_key, master)
-        for doubt in await asyncio.to_thread(machine.doubts, config):
+        begun = await asyncio.to_thread(custody.settle, state, key) if config.disk.capacity else ()
+        for doubt in (*begun, *await asyncio.to_thread(machine.doubts, config)):
             _log.warning(doubt)
         built, tags, pinned = await asyncio.to_thread(
             _assemble, config, state, key, record, lost, policies=policies, tracer=tracer, entry=remote
         )
         try:
-            foreign = await built.recover(tags)
-            if foreign and not built.ready:
-                raise custody.refusal(state, foreign)
+            await built.recover(tags)
+            foreign, unread = built.conditions.tags("other-key"), built.conditions.tags("left-out")
+            if not built.ready:
+                custody.require_fitting(state, (), foreign, unread)
             for tag in foreign:
-                where = await asyncio.to_thread(custody.described, state, tag)
-                _log.warning("%s is under another master key: it is left as it is, and may be removed", where)
+                _log.warning(custody.left_alone(await asyncio.to_thread(custody.described, state, tag)))
                 built.metrics.foreign.inc()
             yield built
         finally:
@@ -266,7 +267,7 @@ def _assemble(
         driver=driver, memory=memory, tenancy=tenancy, lanes=lanes, metrics=metrics, recorder=recorder,
         remote=remote,
     )  # fmt: skip
-    return service, list(state.tenants()) if config.disk.capacity else [], pinned
+    return service, custody.in_use(state, master) if config.disk.capacity else [], pinned
 
 
 def _remote(

@@ -10,7 +10,7 @@ import typer
 from kvtcd import config
 from kvtcd.cli_options import JsonOption, output_option
 from kvtcd.core import access
-from kvtcd.core.errors import BadRequest, ConfigError
+from kvtcd.core.errors import BadRequest, ConfigError, Unavailable, UnknownNamespace
 
 app = typer.Typer()
 
@@ -145,7 +145,7 @@ def purge(
         float, typer.Option(min=1, help="Seconds to wait; the purge goes on behind it.")
     ] = 600,
 ) -> None:
-    """Remove a namespace, and every byte of its blocks, from a running daemon."""
+    """Remove a namespace, every byte of its blocks, and what of its tenant was set aside as damaged."""
     from kvtcd.client import Client  # noqa: PLC0415 - the commands that ask no daemon start without it
 
     with Client(address) as client:
@@ -156,13 +156,24 @@ def purge(
             known = [
                 other for each in client.tenants() if each["tenant"] == tenant for other in each["namespaces"]
             ]
-        if name not in known and not (tenant and "left-out" in client.stats()["degraded"]):
-            there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
-            raise BadRequest("namespace", f"{name!r} is none of {whose} on {client.address}; {there}")
+        there = f"there are {', '.join(sorted(known))}" if known else "there is none at all"
+        unknown = BadRequest("namespace", f"{name!r} is none of {whose} on {client.address}; {there}")
         asked = f"Remove namespace {name} of {whose} and all its blocks from {client.address}?"
+        if name not in known:
+            if not {"left-out", "set-aside"} & {*client.stats()["degraded"]}:
+                raise unknown
+            asked = f"{unknown.why}. Remove what of {whose} was set aside as damaged, if anything was?"
         yes or typer.confirm(asked, abort=True)
-        removed = client.purge(name, tenant=tenant, deadline=deadline)
+        try:
+            removed = client.purge(name, tenant=tenant, deadline=deadline)
+        except UnknownNamespace:
+            raise unknown from None
+        except Unavailable as error:
+            why = f"whether {name} is gone is not known: run this again once the daemon is there"
+            raise Unavailable(f"{error}; {why}, until it says so") from None
     typer.echo(f"{removed.removed:,} blocks of {name} are gone")
+    if removed.set_aside:
+        typer.echo(f"what of {whose} had been set aside as damaged is gone as well")
     if removed.remote == "pending":
         typer.echo(
             "the remote store could not be asked yet; it is until it has forgotten them, see `kvtcd doctor`"
@@ -175,7 +186,7 @@ def purge(
 def compact(
     path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
 ) -> None:
-    """Give back the room that records left behind, and what was set aside as damaged."""
+    """Give back the room that records left behind; what was set aside as damaged is named, and stays."""
     from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
 
     if not admin.command(path):

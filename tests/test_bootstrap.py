@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 import torch
 from support import fake_cuda, fake_cudart, fake_nvcomp
 from support.codec_world import World, kv
+from support.faults import unreadable
 from support.patience import PATIENCE_S
 from support.toy import soon
 from typer.testing import CliRunner
@@ -115,6 +117,74 @@ def test_one_tenant_of_another_key_is_named_with_its_size_and_left_as_it_is(tmp_
     assert f"{state.tenant(tags[1])} (0." in said
 
     assert sorted(state.tenants()) == sorted(tags), "it may be all that a rekey which was killed has left"
+
+
+def stored_under(config: Config, *tenants: tuple[str, bytes]) -> list[Path]:
+    """Have tenants stored under keys; return where."""
+    state = StateDirectory(config.daemon.state)
+    state.master_key()
+    paths = []
+    for name, master in tenants:
+        paths.append(state.tenant(TenantKeys.derive(master, name).tag.hex()))
+        environment = Environment(paths[-1], quota=1 << 24)
+        environment.put_namespace(TENANT_NAME, name.encode())
+        environment.close()
+    state.close()
+    return paths
+
+
+RIGHT, WRONG = b"r" * 32, b"w" * 32
+
+
+def refused(config: Config, master: bytes) -> str:
+    """Return what a start and a check beforehand say; nothing on disk changes by it."""
+
+    async def begun() -> None:
+        async with bootstrap.service(config, master=master):
+            pytest.fail("it has started")
+
+    (config.daemon.state / "master.key").unlink(missing_ok=True)
+    with pytest.raises(ConfigError) as checked:
+        bootstrap.examine(config, master=master, remote=None)
+    with pytest.raises(ConfigError) as started:
+        asyncio.run(begun())
+    assert str(checked.value) == str(started.value)
+    return str(started.value)
+
+
+def test_a_start_under_a_wrong_key_is_refused_whatever_cannot_be_read(tmp_path) -> None:
+    config = configuration(tmp_path)
+    first, *_ = stored_under(config, ("uid:1", RIGHT), ("uid:2", RIGHT), ("uid:3", RIGHT))
+    unreadable(first)
+    assert "(2 tenants) is under another master key than this one, and 1 cannot be read" in refused(
+        config, WRONG
+    )
+
+
+def test_a_start_is_refused_where_nobody_can_tell_whether_the_key_is_right(tmp_path) -> None:
+    config = configuration(tmp_path)
+    (only,) = stored_under(config, ("uid:1", RIGHT))
+    unreadable(only)
+    for master in (RIGHT, WRONG):
+        said = refused(config, master)
+        assert "can be read, so nobody can tell whether it is under this master key" in said
+        assert str(only) in said
+
+
+def test_where_some_tenants_fit_all_else_is_degraded_and_said(tmp_path, caplog) -> None:
+    config = configuration(tmp_path)
+    _, closed, _ = stored_under(config, ("uid:1", RIGHT), ("uid:2", RIGHT), ("uid:3", WRONG))
+    unreadable(closed)
+    (config.daemon.state / "master.key").unlink()
+
+    async def begun() -> dict[str, int]:
+        async with bootstrap.service(config, master=RIGHT) as service:
+            assert service.ready
+            return dict(service.overview.degraded)
+
+    assert asyncio.run(begun()) == {"left-out": 1, "other-key": 1}
+    assert any("is under another master key" in each.message for each in caplog.records)
+    assert any("is left out" in each.message for each in caplog.records)
 
 
 async def there_and_back(service) -> list[bool]:

@@ -1,4 +1,4 @@
-"""`kvtcd compact`: the files of a store as long as what is in them, and no trace of what is not."""
+"""`kvtcd compact`: the files of a store as long as what is in them; what was set aside as damaged stays."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ class Compacted:
 
     Attributes:
         before, after: bytes of all its files.
-        set_aside: it was damaged, and is kept beside an empty one, as a daemon would leave it.
+        set_aside: what was damaged, now or earlier, and lies beside it, as a daemon would leave it.
     """
 
     before: int
     after: int
-    set_aside: bool
+    set_aside: tuple[str, ...]
 
 
 def command(path: Path) -> bool:
     """Write the environment of every tenant anew, one after the other; tell whether all of them were.
 
-    One that cannot be read, or for a second copy of which there is no room, is as it was, and named.
+    What was set aside as damaged is named, and stays until somebody has it purged or moves it away: only then
+    does a daemon no longer say so. An environment that cannot be read, or for a second copy of which there is
+    no room, is as it was, and named.
 
     Args:
         path: the state directory; no daemon may use it.
@@ -52,7 +54,8 @@ def command(path: Path) -> bool:
                 table.add_row(tag, "", "", f"as it was: {error}")
                 continue
             well = well and not done.set_aside
-            said = "damaged, and set aside; the next compact removes it" if done.set_aside else ""
+            aside = f"damaged, and set aside: {', '.join(done.set_aside)}; have it purged, or move it away"
+            said = aside if done.set_aside else ""
             table.add_row(tag, f"{done.before / 1e6:,.1f}", f"{done.after / 1e6:,.1f}", said)
     terminal.console().print(table)
     return well
@@ -69,10 +72,9 @@ def compact(environment: Path) -> Compacted:
     except OSError as error:
         raise StoreFailed("open", str(error)) from error
     with closing(Environment(environment, quota=UNBOUNDED)) as opened:
-        if not opened.quarantined:  # a rewrite would remove what has just been set aside
-            _require_room(environment, opened.used)
-            opened.rewrite(lambda _: True, opened.namespaces())
-    return Compacted(before, _bytes(environment), opened.quarantined)
+        _require_room(environment, opened.used)
+        opened.rewrite(lambda _: True, opened.namespaces())
+        return Compacted(before, _bytes(environment), opened.set_aside)
 
 
 def _require_room(environment: Path, nbytes: int) -> None:

@@ -8,7 +8,8 @@ from kvtcd.core.messages import Fault
 
 WORDS: dict[Fault, str] = {
     "left-out": "tenants are refused: their disk environment could not be opened at the start",
-    "set-aside": "damaged disk environments were set aside at the start, and what they held is cold",
+    "set-aside": "damaged disk environments are set aside, until they are purged or moved away",
+    "other-key": "tenants on disk are under another master key, and nothing of theirs is served",
     "out-of-use": "disk environments failed, and are out of use until the next start",
     "remote-away": "the store that is shared with other daemons does not answer",
 }

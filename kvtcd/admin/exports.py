@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from kvtcd import terminal
+from kvtcd import custody, terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.config import Config
@@ -76,14 +76,10 @@ def command(
         raise ConfigError(out, "", "is there already; remove it, or choose another name")
     with ExitStack() as stack:
         stack.enter_context(state_at_rest(config.daemon.state))
-        root = read_key(master or config.daemon.state / "master.key")
-        environment, owner = _owned(config.daemon.state, name, tenant)
-        keys = TenantKeys.derive(root, owner)
-        if keys.tag.hex() != environment.name:
-            raise ConfigError(master or config.daemon.state, "", f"is not the master key of tenant {owner}")
-        resting = stack.enter_context(at_rest(environment))
-        if resting.fault:
-            raise StoreFailed("export", f"{resting.fault}; start the daemon once to have it mended")
+        state, root = StateFiles(config.daemon.state), _master(config.daemon.state, master)
+        custody.unended(state, root)
+        environment, owner = _owned(state, root, name, tenant)
+        keys, resting = TenantKeys.derive(root, owner), stack.enter_context(at_rest(environment))
         progress = stack.enter_context(terminal.progress(console, transient=True))
         export = _Export(resting, keys, name, ProfileFolder(config.codec.profiles), progress)
         try:
@@ -104,29 +100,62 @@ def command(
     return not done.damaged
 
 
-def _owned(state: Path, name: str, tenant: str | None) -> tuple[Path, str]:
-    """Return the environment that has a namespace, and its tenant."""
-    owners, there, unread = dict[str, Path](), list[str](), list[str]()
-    for environment in map(StateFiles(state).tenant, StateFiles(state).tenants()):
+def _master(state: Path, named: Path | None) -> bytes:
+    """Return the daemon's master key.
+
+    Raises:
+        ConfigError: it cannot be read, or is a credential, and not named.
+    """
+    own = state / "master.key"
+    if named is None and not own.exists():
+        raise ConfigError(
+            own, "", "is not there; where the key is a credential, name its file with --master-key"
+        )
+    return read_key(named or own)
+
+
+def _owned(state: StateFiles, root: bytes, name: str, tenant: str | None) -> tuple[Path, str]:
+    """Return the environment that has a namespace, and its tenant.
+
+    Raises:
+        ConfigError: nobody has it, several have, or its tenant is under another master key.
+        StoreFailed: what the tenant has cannot be read as it is.
+    """
+    owners, foreign, there, wrong = dict[str, Path](), list[str](), list[str](), dict[str, str]()
+    for tag in custody.in_use(state, root):
+        environment = state.tenant(tag)
         try:
             with at_rest(environment) as resting:
-                names = resting.namespaces()
+                names, fault, aside = resting.namespaces(), resting.fault, resting.set_aside
         except StoreFailed as error:
-            unread.append(f"; {environment} cannot be read: {error.code}")
+            wrong[tag] = f"{environment} cannot be read: {error.code}"
             continue
         owner = names.pop(TENANT_NAME, b"").decode(errors="replace")
         names.pop(WARM_NAME, None)
+        if fault:
+            wrong[tag] = f"{environment} is damaged: {fault}; start the daemon once to have it mended"
+        elif aside and name not in names:
+            wrong[tag] = f"{environment} was damaged: what it held is set aside ({', '.join(aside)})"
         if owner:
             there.append(f"{owner} ({', '.join(sorted(names)) or 'none'})")
-        if name in names and owner and tenant in {None, owner}:
-            owners[owner] = environment
-    if not owners:
-        whose = f"tenant {tenant} has" if tenant else "there is"
-        known = f"tenants and their namespaces are {', '.join(there)}" if there else "nothing is stored"
-        raise ConfigError(state, "", f"{whose} no namespace {name} here; {known}{''.join(unread)}")
+        if name in names and tenant in {None, owner}:
+            if TenantKeys.derive(root, owner).tag.hex() == tag:
+                owners[owner] = environment
+            else:
+                foreign.append(owner)
     if len(owners) > 1:
         raise ConfigError("--tenant", "", f"several have a namespace {name}: {', '.join(sorted(owners))}")
-    return next((environment, owner) for owner, environment in owners.items())
+    for owner, environment in owners.items():
+        return environment, owner
+    if tenant and (why := wrong.get(TenantKeys.derive(root, tenant).tag.hex())):
+        raise StoreFailed("export", f"nothing of {name} of {tenant}: {why}")
+    if foreign:
+        why = f"{' and '.join(foreign)} with a namespace {name} is under another master key than this one"
+        raise ConfigError(state.path, "", why)
+    whose = f"tenant {tenant} has" if tenant else "there is"
+    known = f"tenants and their namespaces are {', '.join(there)}" if there else "nothing is stored"
+    why = "; ".join((f"{whose} no namespace {name} here; {known}", *wrong.values()))
+    raise ConfigError(state.path, "", why)
 
 
 class _Export:

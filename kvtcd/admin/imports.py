@@ -76,6 +76,7 @@ def command(
         with closing(StateDirectory(config.daemon.state)) as state:
             root = state.master_key(None if master is None else read_key(master))
             custody.examine(state, root)
+            custody.settle(state, root)
             _require_room(state, config, found.nbytes)
             keys = TenantKeys.derive(root, owner)
             path = state.tenant(keys.tag.hex())

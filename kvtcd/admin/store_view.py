@@ -17,6 +17,7 @@ from kvtcd import terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.admin.store_contents import Store, date, look
 from kvtcd.core.errors import ConfigError, StoreFailed
+from kvtcd.core.keys import key_id
 from kvtcd.terminal import Table
 from kvtcd.tiers.state import at_rest as state_at_rest
 from kvtcd.tiers.state_files import StateFiles
@@ -43,8 +44,12 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
         stack.enter_context(state_at_rest(state))
         progress = stack.enter_context(terminal.progress(console, transient=True))
         master, lacking = (given, "") if given else _master(state)
-        stores, unread = list[Store](), dict[str, str]()
+        begun, stores, unread = StateFiles(state).rekeying(), list[Store](), dict[str, str]()
+        whole = begun is not None and master is not None and begun.whole_under(key_id(master).hex())
+        aside = begun.others(key_id(master).hex()) if begun and master and whole else frozenset()
         for each in environments:
+            if each.name in aside:
+                continue
             try:
                 stores.append(look(each, master, shown, progress, verify=verify))
             except StoreFailed as error:
@@ -52,18 +57,29 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
     for store in stores:
         _show(console, store, lacking, verify=verify)
     for name, why in unread.items():
-        console.print(f"tenant {name} cannot be read: {why}")
+        console.print(f"tenant {name} cannot be read: {why}", markup=False, soft_wrap=True)
+    if begun:
+        which = f". The key at hand is {begun.which(key_id(master).hex())}" if master else ""
+        console.print(
+            f"{begun.said}{which}. Run `kvtcd rekey` again to have it ended", markup=False, soft_wrap=True
+        )
     if not environments:
         console.print(f"{path}: nothing was stored yet")
     if json:
         from kvtcd.lab.figures import write_json  # noqa: PLC0415 - torch
 
-        write_json(json, "inspect", {"path": str(path), "tenants": [_figures(store) for store in stores]})
-    return not unread and all(_well(store) for store in stores)
+        figures = {
+            "path": str(path),
+            "tenants": [_figures(store) for store in stores],
+            "unreadable": [{"tenant": name, "why": why} for name, why in unread.items()],
+            "rekey": asdict(begun) | {"said": begun.said} if begun else None,
+        }
+        write_json(json, "inspect", figures)
+    return not (unread or begun) and all(_well(store) for store in stores)
 
 
 def _well(store: Store) -> bool:
-    return not (store.fault or store.damaged or store.misfit)
+    return not (store.fault or store.damaged or store.misfit or store.set_aside)
 
 
 def _located(path: Path) -> tuple[Path, list[Path]]:
@@ -126,12 +142,13 @@ def _remarks(store: Store, lacking: str, *, verify: bool) -> Iterator[str]:
     if store.unreadable:
         yield f"{store.unreadable:,} headers of records cannot be read"
     if store.set_aside:
-        yield f"set aside as damaged: {', '.join(store.set_aside)}"
+        yield f"set aside as damaged: {', '.join(store.set_aside)}; have it purged, or move it away"
     compared = "envelopes and blobs" if verify else "envelopes"
     if store.authentic:
         yield f"MACs of {compared} compared"
     else:
-        yield f"{'the key does not fit this tenant' if store.misfit else lacking}: no MAC was compared"
+        why = "the key does not fit this tenant" if store.misfit else lacking or "whose it is cannot be told"
+        yield f"{why}: no MAC was compared"
 
 
 def _often(counts: Mapping[str, int]) -> list[tuple[str, int]]:

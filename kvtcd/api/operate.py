@@ -61,7 +61,7 @@ async def ready(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     if service.ready and not service.draining:
-        return json_response(Ready(service.disk, tuple(service.overview.degraded)))
+        return json_response(Ready(service.overview.disk, tuple(service.overview.degraded)))
     raise web.HTTPServiceUnavailable(text="stopping" if service.draining else "starting")
 
 

@@ -191,7 +191,7 @@ class Route:
         if self.scope is not None and not self.public:
             require(request, self.scope)
         if self.stored:
-            request.app[SERVICE].admit(request[TENANT])
+            request.app[SERVICE].conditions.admit(request[TENANT])
         known = {parameter.name for parameter in self.parameters if parameter.place == "query"}
         for name in request.query:
             if name not in known:

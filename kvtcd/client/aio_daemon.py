@@ -96,7 +96,9 @@ class AsyncDaemonClient:
         except TimeoutError:
             raise DeadlineExceeded("the daemon's answer", seconds) from None
         except aiohttp.ClientError as error:
-            raise Unavailable(f"the daemon on {self.address} broke off: {error!r}") from None
+            raise Unavailable(
+                f"the daemon on {self.address} broke off: {str(error) or type(error).__name__}"
+            ) from None
 
     async def _send(self, call: Call[Any], limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
         url = URL(f"{self.address.scheme}://{self.address.netloc}{call.path}", encoded=True)

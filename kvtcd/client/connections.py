@@ -101,7 +101,9 @@ class Pool:
         except TimeoutError:
             raise DeadlineExceeded("the daemon's answer", timeout) from None
         except (ConnectionError, ssl.SSLError, http.client.HTTPException) as error:
-            raise Unavailable(f"the daemon on {self._address} broke off: {error!r}") from None
+            raise Unavailable(
+                f"the daemon on {self._address} broke off: {str(error) or type(error).__name__}"
+            ) from None
 
     def _send(self, call: Call[Any], timeout: float) -> tuple[Connection, http.client.HTTPResponse]:
         """Send on a kept connection, and once more on a new one if the daemon had closed it meanwhile."""

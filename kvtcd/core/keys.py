@@ -130,7 +130,7 @@ class TenantKeys:
 
     Attributes:
         tenant: the tenant's name, e.g. ``uid:1000``.
-        key_id: 8 bytes that name the master key.
+        key_id: names the master key.
         record: key of the record-key HMAC.
         mac: key of the record MAC.
         cipher: key of blobs that are encrypted.
@@ -150,7 +150,7 @@ class TenantKeys:
         name = tenant.encode()
         return cls(
             tenant=tenant,
-            key_id=hkdf(master, b"kvtcd-id-v1")[:8],
+            key_id=key_id(master),
             record=hkdf(master, b"kvtcd-tenant-v1" + name),
             mac=hkdf(master, b"kvtcd-mac-v1" + name),
             cipher=hkdf(master, b"kvtcd-aes-v1" + name),
@@ -185,6 +185,11 @@ class TenantKeys:
             return RecordKey(code.digest())
 
         return record_key
+
+
+def key_id(master: bytes) -> bytes:
+    """Return 8 bytes that name a master key, and do not tell it."""
+    return hkdf(master, b"kvtcd-id-v1")[:8]
 
 
 def hkdf(secret: bytes, info: bytes, salt: bytes = bytes(32)) -> bytes:

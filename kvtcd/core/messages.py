@@ -24,10 +24,11 @@ SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
 DiskState = Literal["ok", "off", "full"]
-Fault = Literal["left-out", "set-aside", "out-of-use", "remote-away"]
+Fault = Literal["left-out", "set-aside", "other-key", "out-of-use", "remote-away"]
 """What is not as it should be while everything else is served. The disk environment of a tenant could not be
-opened at the start (and he is refused), was damaged then (and begun anew), or failed since; the store that is
-shared does not answer."""
+opened at the start (and he is refused), was damaged then or earlier (and begun anew, with what was damaged
+beside it), is under another master key (and left alone), or failed since; the store that is shared does not
+answer."""
 MAX_BLOCKS = 8192
 """Blocks of one request."""
 MAX_LEASE_S = 3600.0
@@ -160,12 +161,15 @@ class Removed(Answer):
 
     Attributes:
         removed: blocks of this daemon.
+        set_aside: whether files of the tenant that had been set aside as damaged went with them; nobody can
+            tell which namespaces were in those.
         remote: whether the store that it shares with others has forgotten them; ``pending``: it could not be
             asked, and will be until it has.
         others_s: seconds after which the other daemons have, from then on.
     """
 
     removed: Count
+    set_aside: bool = False
     remote: Annotated[Literal["done", "pending"] | None, SPARSE] = None
     others_s: Annotated[Annotated[float, Range(0)] | None, SPARSE] = None
 

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from kvtcd.core.messages import Fault
+from kvtcd.core.messages import DiskState, Fault
+from kvtcd.core.place import Tier
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
 from kvtcd.engine.namespaces import Registry
@@ -53,6 +54,12 @@ class Overview:
         if self._remote and self._remote.away:
             found["remote-away"] = 1
         return found
+
+    @property
+    def disk(self) -> DiskState:
+        """Whether devices hold what they are meant to: one that is full holds less for a while."""
+        disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
+        return "off" if disk is None else "full" if disk.withheld else "ok"
 
     async def watch(self, late: Callable[[float], object]) -> None:
         """Add to the history, without end; tell `late` each second by how many seconds the loop is late."""

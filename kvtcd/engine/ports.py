@@ -170,6 +170,13 @@ class Environment(Protocol):
     recovered: bool
 
     @property
+    def set_aside(self) -> tuple[str, ...]:
+        """Names of what was damaged, now or earlier, and lies beside it."""
+
+    def drop_set_aside(self) -> None:
+        """Remove that, durably."""
+
+    @property
     def used(self) -> int:
         """Bytes of all records."""
 

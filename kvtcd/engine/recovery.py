@@ -99,14 +99,16 @@ def _whose(sealed: bytes, known: Mapping[bytes, Namespace]) -> str:
 
 
 def without(environment: Environment, namespace: bytes, remaining: dict[str, bytes]) -> set[RecordKey] | None:
-    """Leave no byte of a namespace; return what is still there, None if that is all the rest.
+    """Leave no byte of a namespace, and none of what was set aside; return what stays, None if all the rest.
 
     Args:
         environment: of its tenant.
         namespace: its digest.
         remaining: what the environment keeps under the names of the others.
     """
-    if environment.rewrite(lambda envelope: belongs_elsewhere(envelope, namespace), remaining):
+    whole = environment.rewrite(lambda envelope: belongs_elsewhere(envelope, namespace), remaining)
+    environment.drop_set_aside()
+    if whole:
         return None
     return {RecordKey(key) for page in environment.scan() for key in page.keys}
 

@@ -9,11 +9,10 @@ import secrets
 from collections.abc import Sequence
 
 from kvtcd.core import events as ev
-from kvtcd.core.errors import KvtcdError
+from kvtcd.core.errors import KvtcdError, UnknownNamespace
 from kvtcd.core.events import Action, Event
-from kvtcd.core.identity import Identity
-from kvtcd.core.messages import DiskState, Removed
-from kvtcd.core.place import Tier
+from kvtcd.core.identity import Identity, is_trial
+from kvtcd.core.messages import Removed
 from kvtcd.core.policy import Policy
 from kvtcd.engine import gauges
 from kvtcd.engine.blocks import Blocks
@@ -62,7 +61,7 @@ class Service:
         feeds: for those who listen to what becomes of them.
         leases: by which they stay for a while.
         overview: all of it in numbers.
-        admit: refuses a tenant whose disk environment is left out; see `Conditions.admit`.
+        conditions: of tenants' disk environments, and whom they keep out.
         pulse: whether all threads get something done.
     """
 
@@ -91,9 +90,14 @@ class Service:
         self.feeds = Feeds(self.boot_id, metrics)
         self.leases = Leases(driver, metrics)
         self.overview = Overview(
-            self.boot_id, driver, tenancy.registry, self._tally, faults=lambda: tenancy.faults, remote=remote
+            self.boot_id,
+            driver,
+            tenancy.registry,
+            self._tally,
+            faults=lambda: self.conditions.all,
+            remote=remote,
         )
-        self.admit = tenancy.conditions.admit
+        self.conditions = tenancy.conditions
         self._driver, self._tenancy, self._lanes = driver, tenancy, lanes
         self._guests: list[Worker] = []
         self._remote = remote
@@ -106,17 +110,15 @@ class Service:
         self._warming: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
-    # Life -----------------------------------------------------------------------------------------------
-
-    async def recover(self, tags: Sequence[str]) -> list[str]:
-        """Take in what an earlier process left, and be ready unless all is foreign; return tags that are."""
+    async def recover(self, tags: Sequence[str]) -> None:
+        """Take in what an earlier process left, and be ready unless that is under another key."""
         gc.disable()  # what is taken in has no cycles to be found, and looking takes as long as the rest
         try:
-            foreign = await self._tenancy.recover(tags)
+            await self._tenancy.recover(tags)
         finally:
             gc.enable()
-        if foreign and not self._registry.tenants:
-            return foreign
+        if self.conditions.hopeless:
+            return
         gc.freeze()  # nor is it looked at again whenever something else has grown
         self._watch_the_clock()
         self.ready = True
@@ -125,7 +127,6 @@ class Service:
         warming = warm_up(self._driver, self._tenancy.hot, self.metrics)
         self._warming = self._errands.start("warm-up", warming)
         self._watching = self._errands.start("watch", self.overview.watch(self.metrics.loop_lag.observe))
-        return foreign
 
     def watch(self, *workers: Worker) -> None:
         """Have the pulse and the metrics know of threads that others than the service own and close."""
@@ -206,8 +207,6 @@ class Service:
         if self._recorder:
             await self._recorder.reopen()
 
-    # Policies -------------------------------------------------------------------------------------------
-
     def policies(self, tenant: str) -> list[tuple[Policy, list[str]]]:
         """Return the policies in effect, in order, each with the namespaces of a tenant that it governs."""
         mine = self.namespaces(tenant)
@@ -218,8 +217,6 @@ class Service:
         await self._tenancy.reload(policies)
         self._watch_the_clock()
         _log.info("policies in effect: %s", ", ".join(policy.name for policy in policies))
-
-    # Namespaces ----------------------------------------------------------------------------------------
 
     async def register(self, tenant: str, name: str, identity: Identity) -> Namespace:
         """Register a namespace, durably; registering it again is no error.
@@ -249,28 +246,36 @@ class Service:
     async def purge(self, tenant: str, name: str) -> Removed:
         """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
 
-        The store that is shared with other daemons forgets it as soon as it can be asked, they soon after.
+        What of the tenant was set aside as damaged goes, too: without a namespace of that name as well. The
+        store that is shared with other daemons forgets it as soon as it can be asked, they soon after.
 
         Raises:
             UnknownNamespace: there is none of that name.
             StoreFailed: it could not be completed, call it again; or the tenant is left out.
         """
-        self.admit(tenant)
+        self.conditions.admit(tenant)
+        try:
+            purging = self._purge(self._registry.find(tenant, name))
+        except UnknownNamespace:  # it may have been, in what was set aside
+            if not self.conditions.has(tenant, "set-aside") or is_trial(name):
+                raise
+            purging = self._tenancy.purge_set_aside(tenant)
         # Half of it may be on disk when its caller goes, so it is ended without him.
-        return await self._errands.finish("purge", self._purge(self._registry.find(tenant, name)))
+        return await self._errands.finish("purge", purging)
 
     async def _purge(self, namespace: Namespace) -> Removed:
         if remote := None if namespace.trial else self._remote:
             await remote.purge(namespace)
         self.leases.purge(namespace.number)
+        aside = self.conditions.has(namespace.tenant, "set-aside") and not namespace.trial
         removed = await self._tenancy.purge(namespace.tenant, namespace.name)
         self._tally.forget(namespace.number)
         self.prefixes.forget(namespace)
         self._reporter.purged(namespace)
         if remote is None:
-            return Removed(removed)
+            return Removed(removed, aside)
         told = await remote.purged(namespace)
-        return Removed(removed, "done" if told else "pending", FRESH_S)
+        return Removed(removed, aside, "done" if told else "pending", FRESH_S)
 
     async def _purged_elsewhere(self, namespace: Namespace) -> None:
         """Empty a namespace that another daemon has purged."""
@@ -280,12 +285,6 @@ class Service:
         await self._tenancy.clear(namespace)
         self.prefixes.forget(namespace)
         self._reporter.purged(namespace)
-
-    @property
-    def disk(self) -> DiskState:
-        """Whether devices hold what they are meant to: one that is full holds less for a while."""
-        disk = self._driver.catalog.residents.shelves.get(Tier.DISK)
-        return "off" if disk is None else "full" if disk.withheld else "ok"
 
     def metrics_text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

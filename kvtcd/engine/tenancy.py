@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,7 +13,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Corrupt, StoreFailed
 from kvtcd.core.identity import Identity, is_trial
 from kvtcd.core.keys import RecordKey, TenantKeys
-from kvtcd.core.messages import Fault
+from kvtcd.core.messages import Removed
 from kvtcd.core.policy import Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.chooser import Chooser
@@ -50,7 +49,7 @@ class Tenancy:
 
     Attributes:
         hot: blocks found at start that were raw in memory before.
-        conditions: of environments at the start.
+        conditions: of environments.
     """
 
     def __init__(
@@ -73,14 +72,7 @@ class Tenancy:
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
         self.hot: list[RecordKey] = []
-        self.conditions = Conditions(master)
-
-    @property
-    def faults(self) -> Counter[Fault]:
-        """What is wrong with environments of tenants, and how many."""
-        found, tenants = Counter(self.conditions.all()), self.registry.tenants.values()
-        found["out-of-use"] = sum(each.writer.environment.failed for each in tenants if each.writer)
-        return +found
+        self.conditions = Conditions(master, registry)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -92,16 +84,16 @@ class Tenancy:
         """Whether a policy sets a time to live."""
         return any(policy.disk.ttl for policy in self._policies)
 
-    async def recover(self, tags: Sequence[str]) -> list[str]:
-        """Take in what an earlier process left on disk; return the tags that belong to no known key.
+    async def recover(self, tags: Sequence[str]) -> None:
+        """Take in what an earlier process left on disk; `conditions` has what is wrong with it.
 
         Args:
             tags: hex names of the tenants' environments.
         """
-        return [tag for tag in tags if not await self._recover_tenant(tag)]
+        for tag in tags:
+            await self._recover_tenant(tag)
 
-    async def _recover_tenant(self, tag: str) -> bool:
-        """Take in one environment; return False if it belongs to another master key."""
+    async def _recover_tenant(self, tag: str) -> None:
         try:
             writer = await self._open_writer(tag)
         except StoreFailed as error:
@@ -109,17 +101,18 @@ class Tenancy:
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
             self.conditions.note(tag, "left-out")
-            return True
+            return
         values = await writer.exclusive(partial(recovery.mend, tag=tag))
         if TENANT_NAME not in values:  # new, or begun anew after damage: whose it is shows when he comes
             await writer.close()
-            return True
+            return
         name = values.pop(TENANT_NAME).decode(errors="replace")
         self.hot += keys_of(values.pop(WARM_NAME, b""))
         keys = TenantKeys.derive(self._master, name)
         if keys.tag.hex() != tag:
             await writer.close()
-            return False
+            self.conditions.note(tag, "other-key")
+            return
         self.registry.tenants[name] = Tenant(keys, writer, self._encrypt)
         for namespace, value in values.items():
             if is_trial(namespace):  # an earlier release kept it
@@ -131,7 +124,6 @@ class Tenancy:
                 continue
             await self._add(name, namespace, identity, generation)
         await self._recover_blocks(self.registry.tenants[name])
-        return True
 
     async def _recover_blocks(self, tenant: Tenant) -> None:
         """Rebuild the index from envelopes alone; what fails its MAC or belongs nowhere is dropped."""
@@ -158,7 +150,8 @@ class Tenancy:
         async with self._changing:
             known = self.registry.tenants.get(tenant)
             if known is None and is_trial(name):
-                self._add_guest(tenant)
+                keys = TenantKeys.derive(self._master, tenant)
+                self.registry.tenants[tenant] = Tenant(keys, None, guest=True)  # nothing of him is written
             elif known is None or (known.guest and not is_trial(name)):
                 await self._add_tenant(tenant)
             held = self.registry.held(tenant, name, identity)
@@ -171,7 +164,7 @@ class Tenancy:
                 await writer.exclusive(lambda environment: environment.put_namespace(name, value))
             return await self._add(tenant, name, identity, generation)
 
-    async def _add_tenant(self, tenant: str) -> None:
+    async def _add_tenant(self, tenant: str) -> Tenant:
         keys = TenantKeys.derive(self._master, tenant)
         writer = None
         if self._open_environment is not None:
@@ -181,10 +174,7 @@ class Tenancy:
             )
         known = self.registry.tenants.setdefault(tenant, Tenant(keys, None, self._encrypt))
         known.writer, known.guest = writer, False
-
-    def _add_guest(self, tenant: str) -> None:
-        """Let somebody try the daemon; nothing of him is written."""
-        self.registry.tenants[tenant] = Tenant(TenantKeys.derive(self._master, tenant), None, guest=True)
+        return known
 
     async def _open_writer(self, tag: str) -> Writer:
         assert self._open_environment is not None, "there is a disk tier"
@@ -196,6 +186,7 @@ class Tenancy:
             raise
         if environment.quarantined:
             self._metrics.quarantined.inc()
+        if await lane.run(lambda: environment.set_aside):  # now or earlier: until somebody has seen to it
             self.conditions.note(tag, "set-aside")
         return Writer(environment, lane)
 
@@ -238,9 +229,7 @@ class Tenancy:
                     namespace.codec = await self._chooser.renewed(namespace, namespace.policy)
 
     async def purge(self, tenant: str, name: str) -> int:
-        """Remove a namespace and every byte of its blocks, durably; return how many blocks there were.
-
-        It needs no room: on a full device, blocks of the tenant's other namespaces may go from disk for it.
+        """Remove a namespace and every byte of its blocks, durably; return how many there were.
 
         Raises:
             UnknownNamespace: there is none of that name.
@@ -248,8 +237,23 @@ class Tenancy:
         """
         removed = await empty(self.registry.find(tenant, name), self.registry, self._driver)
         if not is_trial(name):
-            self.conditions.purged(self.registry.tenants[tenant].keys.tag.hex())
+            self.conditions.purged(tenant)
         return removed
+
+    async def purge_set_aside(self, tenant: str) -> Removed:
+        """Remove what of a tenant was set aside as damaged, durably: any of his namespaces may be in it.
+
+        Raises:
+            StoreFailed: it could not be completed; call it again.
+        """
+        async with self._changing:
+            known = self.registry.tenants.get(tenant)
+            if known is None or known.writer is None:
+                known = await self._add_tenant(tenant)
+            if known.writer is not None:
+                await known.writer.exclusive(lambda environment: environment.drop_set_aside())
+            self.conditions.purged(tenant)
+        return Removed(0, set_aside=True)
 
     async def clear(self, namespace: Namespace) -> None:
         """Remove every byte of the blocks of a namespace, durably; it stays, and begins anew.
@@ -257,9 +261,11 @@ class Tenancy:
         Raises:
             StoreFailed: it could not be completed; call it again.
         """
-        if self._driver.catalog.blocks(namespace.number):
+        aside = self.conditions.has(namespace.tenant, "set-aside")
+        if aside or self._driver.catalog.blocks(namespace.number):
             renewed = max(namespace.generation + 1, time.time_ns() // 1_000_000)
             await empty(namespace, self.registry, self._driver, renewed=renewed)
+            self.conditions.purged(namespace.tenant)
 
     async def delete(self, keys: Sequence[RecordKey], owner: Tenant) -> None:
         """Remove blocks, durably; readers finish first.

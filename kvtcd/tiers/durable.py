@@ -58,6 +58,12 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file; nothing happens when it does not exist."""
+    path.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
 def publish(part: Path, final: Path) -> None:
     """Give a built directory its name; the files in it must be durable already."""
     sync_directory(part)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Self
 
 from kvtcd.core.errors import AlreadyRunning, ConfigError
-from kvtcd.tiers import durable
+from kvtcd.tiers import durable, rekeying
+from kvtcd.tiers.rekeying import Rekeying
 from kvtcd.tiers.state_files import (
     FIELD,
     FORMAT,
@@ -74,6 +75,10 @@ class StateDirectory(StateFiles):
     def note_remote(self, content: bytes) -> None:
         """Keep what a shared store still has to do, durably."""
         durable.write_file(self.path / "remote", content)
+
+    def note_rekeying(self, said: Rekeying | None) -> None:
+        """Say which step a change of the master key is in from now on, durably; None: that it has ended."""
+        rekeying.write(self.path, said)
 
     @classmethod
     def existing(cls, path: Path) -> Self:

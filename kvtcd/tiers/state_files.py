@@ -6,6 +6,7 @@
       lock                 flock of the one process that uses it
       format               number of the form of all that is here; without it, 1
       master.key           32 random bytes, 0600; not there if the key is kept elsewhere
+      rekey                which step a change of the master key is in, while there is one (`rekeying`)
       remote               what a store that is shared with other daemons still has to do
       tenants/<hex>/       one disk environment per tenant
 """
@@ -23,6 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtcd.core.errors import ConfigError
+from kvtcd.tiers import rekeying
+from kvtcd.tiers.rekeying import Rekeying
 
 MASTER_KEY_BYTES = 32
 MASTER_KEY = "kvtcd.master-key"
@@ -139,6 +142,14 @@ class StateFiles:
             return None
         except OSError as error:
             raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
+
+    def rekeying(self) -> Rekeying | None:
+        """Return which step a change of the master key is in, None if there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        return rekeying.read(self.path)
 
     def tenants(self) -> Iterator[str]:
         """Yield the hex name of every tenant that has a directory, in order.

@@ -205,7 +205,9 @@ async def test_a_tenant_that_is_left_out_or_whose_blocks_are_cold_is_told_so(tmp
         state = tmp_path / fault
         async with running(**whoever(), state=state) as daemon:
             await daemon.register()
-        (environment,) = (state / "tenants").iterdir()
+            tag = daemon.toy.service._registry.tenants["uid:1"].keys.tag.hex()
+            await daemon.register(**{TENANT_HEADER: "uid:3"})
+        environment = state / "tenants" / tag
         if fault == "left-out":
             unreadable(environment)
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from admin.test_store_view import put
 from engine.test_service import fetch, key, store
+from support.faults import unreadable
 from support.records import keys_in
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 from typer.testing import CliRunner
@@ -330,7 +331,7 @@ def test_what_cannot_be_done_is_said(tmp_path, secret) -> None:
         exported(tmp_path / "a", file, secret, tenant="uid:2")
     (other := tmp_path / "other.key").write_bytes(bytes(32))
     other.chmod(0o600)
-    with pytest.raises(ConfigError, match="is not the master key of tenant uid:1"):
+    with pytest.raises(ConfigError, match="uid:1 with a namespace docs is under another master key"):
         exported(tmp_path / "a", file, secret, master=other)
     with pytest.raises(ConfigError, match="head -c 32"):
         exported(tmp_path / "a", file, Path(__file__))
@@ -472,3 +473,44 @@ def test_an_export_goes_on_behind_another_tenant_that_cannot_be_read(tmp_path, s
     assert exported(tmp_path / "a", tmp_path / "docs.kvtx", secret)
     with pytest.raises(ConfigError, match=f"; {broken} cannot be read"):
         exported(tmp_path / "a", tmp_path / "more.kvtx", secret, tenant="uid:9")
+
+
+def environment_of(state: Path, tenant: str) -> Path:
+    held = StateDirectory(state)
+    path = held.tenant(TenantKeys.derive(held.master_key(), tenant).tag.hex())
+    held.close()
+    return path
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "damaged", "set aside"])
+def test_what_is_wrong_with_the_tenant_is_said_and_not_who_else_there_is(tmp_path, secret, fault) -> None:
+    filled(state := tmp_path / "a")
+    environment = environment_of(state, "uid:1")
+    (data,) = environment.glob("*/data.mdb")
+    if fault == "unreadable":
+        unreadable(environment)
+    else:
+        data.write_bytes(b"not a data file")
+    if fault == "set aside":
+        Environment(environment, quota=1 << 24).close()
+    said = {
+        "unreadable": f"{environment} cannot be read: ",
+        "damaged": f"{environment} is damaged: ",
+        "set aside": rf"{environment} was damaged: what it held is set aside \(00000001.bad-\d+\)",
+    }[fault]
+    with pytest.raises(StoreFailed, match=said) as answer:
+        exported(state, tmp_path / "docs.kvtx", secret, tenant="uid:1")
+    assert "theirs" not in str(answer.value)
+    with pytest.raises(ConfigError, match=said):
+        exports.command("docs", config(state), tenant=None, out=tmp_path / "x", key=secret, master=None)
+    assert exports.command(
+        "theirs", config(state), tenant="uid:2", out=tmp_path / "x", key=secret, master=None
+    ), "others are exported all the same"
+
+
+def test_without_a_key_of_its_own_the_option_is_named(tmp_path, secret) -> None:
+    filled(tmp_path / "a")
+    (tmp_path / "a" / "master.key").rename(master := tmp_path / "kept")
+    with pytest.raises(ConfigError, match="name its file with --master-key"):
+        exported(tmp_path / "a", tmp_path / "docs.kvtx", secret)
+    exported(tmp_path / "a", tmp_path / "docs.kvtx", secret, master=master)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvtcd import cli
 from kvtcd.core.access import Caller, Scope
-from kvtcd.core.errors import BadRequest, ServerError, StoreFailed
+from kvtcd.core.errors import BadRequest, ServerError, StoreFailed, Unavailable
 
 
 @pytest.mark.asyncio
@@ -81,3 +81,41 @@ async def test_an_operator_is_told_that_a_tenant_is_left_out(tmp_path) -> None:
     async with running(state=tmp_path / "s", authenticate=as_operator) as daemon:
         refused = await purge(daemon, "--tenant", "uid:7")
     assert isinstance(refused.exception, StoreFailed)
+
+
+@pytest.mark.asyncio
+async def test_an_operator_purges_what_was_set_aside_of_a_tenant(tmp_path) -> None:
+    async with running(state=tmp_path / "s", authenticate=as_operator) as daemon:
+        await daemon.register(**{TENANT_HEADER: "uid:7"})
+        tag = daemon.toy.service._registry.tenants["uid:7"].keys.tag.hex()
+    environment = tmp_path / "s" / "tenants" / tag
+    next(environment.glob("*/data.mdb")).write_bytes(b"not a data file")
+    async with running(state=tmp_path / "s", authenticate=as_operator) as daemon:
+        nobody = await purge(daemon, "--tenant", "uid:8")
+        assert [*environment.glob("*.bad-*")]
+        gone = await purge(daemon, "--tenant", "uid:7")
+        assert not [*environment.glob("*.bad-*")]
+        again = await purge(daemon, "--tenant", "uid:7")
+
+    assert "'demo' is none of tenant uid:8" in str(nobody.exception)
+    said = " ".join(gone.output.split())
+    assert gone.exit_code == 0
+    assert "what of tenant uid:7 had been set aside as damaged is gone as well" in said
+    assert "'demo' is none of tenant uid:7" in str(again.exception)
+
+
+@pytest.mark.asyncio
+async def test_a_purge_whose_daemon_ends_under_it_is_said_to_be_of_unknown_outcome(monkeypatch) -> None:
+    async with running(authenticate=as_operator) as daemon:
+        await daemon.register(**{TENANT_HEADER: "uid:7"})
+
+        async def killed(*_) -> None:
+            for connection in daemon.runner.server.connections:
+                connection.transport.abort()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(daemon.toy.service, "purge", killed)
+        cut = await purge(daemon, "--tenant", "uid:7")
+
+    assert isinstance(cut.exception, Unavailable)
+    assert "whether demo is gone is not known: run this again once the daemon is there" in str(cut.exception)

@@ -159,6 +159,9 @@ def test_one_tenant_that_cannot_be_read_is_named_and_the_others_are_shown(state:
     assert not well
     assert tenant["tenant"] == "uid:1"
     assert f"tenant {broken.name} cannot be read" in " ".join(capsys.readouterr().out.split())
+    (left_out,) = json.loads(state.with_name("out.json").read_text())["unreadable"]
+    assert left_out["tenant"] == broken.name
+    assert "Is a directory" in left_out["why"]
 
 
 def test_what_does_not_exist_is_said_not_to(tmp_path: Path) -> None:
@@ -217,9 +220,21 @@ def test_an_empty_store_and_a_folder_of_something_else(
         command(tmp_path / "new", shown=0, verify=False, key=None, json=None)
 
 
-def test_what_was_set_aside_is_named(state: Path) -> None:
+def test_what_was_set_aside_is_named_and_not_well(state: Path, capsys) -> None:
     (tenant,) = (state / "tenants").iterdir()
     (generation,) = tenant.iterdir()
     shutil.copytree(generation, tenant / "00000000.bad-1764000000")
+    well, found = inspected(state)
 
-    assert inspected(state)[1]["set_aside"] == ["00000000.bad-1764000000"]
+    assert not well
+    assert found["set_aside"] == ["00000000.bad-1764000000"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "set aside as damaged: 00000000.bad-1764000000; have it purged, or move it away" in said
+
+
+def test_of_an_environment_that_tells_no_tenant_the_remarks_are_whole(state: Path, capsys) -> None:
+    (state / "tenants" / ("ab" * 16)).mkdir(mode=0o700)
+    command(state, shown=0, verify=False, key=None, json=None)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "whose it is cannot be told: no MAC was compared" in said
+    assert "; :" not in said

@@ -16,6 +16,7 @@ from support.toy import BLOCK_TOKENS, IDENTITY, block
 from typer.testing import CliRunner
 
 from kvtcd import cli
+from kvtcd.admin import compact
 from kvtcd.admin.degraded import WORDS
 from kvtcd.api import page
 from kvtcd.api.app import ROUTES
@@ -151,6 +152,50 @@ async def test_what_was_set_aside_is_named_until_its_tenant_purges(tmp_path) -> 
             assert answer.status == 200
         assert await told(daemon) == ([], {}, {})
         assert not [*data.parents[1].glob("*.bad-*")]
+    async with running(state=tmp_path / "s") as daemon:
+        assert await told(daemon) == ([], {}, {})
+
+
+async def test_what_was_set_aside_is_named_after_every_start_until_it_is_seen_to(tmp_path) -> None:
+    async with stored(tmp_path / "s", "uid:1", "uid:2") as tags:
+        pass
+    environment = tmp_path / "s" / "tenants" / tags["uid:2"]
+    (data,) = environment.glob(f"*/{DATA}")
+    data.write_bytes(b"not a data file")
+    for _ in range(2):
+        async with running(state=tmp_path / "s") as daemon:
+            assert await told(daemon) == (["set-aside"], {"set-aside": 1}, {"set-aside": 1.0})
+    assert not await asyncio.to_thread(compact.command, tmp_path / "s"), "it is named there, too, and stays"
+    async with running(state=tmp_path / "s") as daemon:
+        assert (await told(daemon))[0] == ["set-aside"]
+    (kept,) = environment.glob("*.bad-*")
+    kept.rename(tmp_path / "moved")
+    async with running(state=tmp_path / "s") as daemon:
+        assert await told(daemon) == ([], {}, {})
+
+
+async def test_a_tenant_purges_what_was_set_aside_under_any_name_and_not_one_byte_is_left(tmp_path) -> None:
+    """Nobody can tell which namespaces were in it, and he asks for one to be gone."""
+    async with stored(tmp_path / "s", "uid:1", "uid:2") as tags:
+        pass
+    environment = tmp_path / "s" / "tenants" / tags["uid:2"]
+    (data,) = environment.glob(f"*/{DATA}")
+    data.write_bytes(b"MARKER" + data.read_bytes()[6:8192])
+    async with running(state=tmp_path / "s") as daemon:
+        async with daemon.request("DELETE", NS, headers={TENANT_HEADER: "uid:1"}) as answer:
+            assert await answer.json() == {"removed": 1, "set_aside": False}
+        assert (await told(daemon))[0] == ["set-aside"], "it is another's"
+        async with daemon.request("DELETE", NS, headers={TENANT_HEADER: "uid:3"}) as answer:
+            assert answer.status == 404
+        async with daemon.request("DELETE", NS, headers={TENANT_HEADER: "uid:2"}) as answer:
+            assert (answer.status, await answer.json()) == (200, {"removed": 0, "set_aside": True})
+        assert not any(b"MARKER" in each.read_bytes() for each in environment.rglob("*") if each.is_file())
+        assert await told(daemon) == ([], {}, {})
+        async with daemon.request("DELETE", NS, headers={TENANT_HEADER: "uid:2"}) as answer:
+            assert answer.status == 404
+        assert await register(daemon, "uid:2") == 200, "and he is served as before"
+    async with running(state=tmp_path / "s") as daemon:
+        assert await told(daemon) == ([], {}, {})
 
 
 async def test_an_environment_that_fails_while_it_is_used_is_named(tmp_path) -> None:

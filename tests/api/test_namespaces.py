@@ -66,7 +66,7 @@ async def test_purge_removes_the_callers_own_blocks_and_the_name():
             ) as answer:
                 assert answer.status == 200
         async with daemon.request("DELETE", NS) as answer:
-            assert (answer.status, await answer.json()) == (200, {"removed": 1})
+            assert (answer.status, await answer.json()) == (200, {"removed": 1, "set_aside": False})
         async with daemon.request("GET", NS) as answer:
             assert answer.status == 404
             assert (await answer.json())["type"] == "urn:kvtcd:error:unknown-namespace"

@@ -501,7 +501,7 @@ async def test_a_disk_that_holds_less_than_was_meant_evicts_and_goes_on(tmp_path
         results = await store(toy.service, ns, {n: block(n) for n in range(100, 110)}, durable=True)
         results += await store(toy.service, ns, {n: block(n) for n in range(110, 120)}, durable=True)
         found = toy.service.prefixes.match(ns, [key(n) for n in range(120)], b"").blocks
-        text, ready, disk = toy.service.metrics_text().decode(), toy.service.ready, toy.service.disk
+        text, ready, disk = toy.service.metrics_text().decode(), toy.service.ready, toy.service.overview.disk
         check(toy.catalog)
 
     assert (ready, disk) == (True, "full")

@@ -352,6 +352,6 @@ def test_what_is_degraded_is_said_while_it_is_so(browser, site):
         """
     )
     assert said[0][0]
-    assert "damaged disk environments were set aside at the start" in said[0][1]
+    assert "damaged disk environments are set aside" in said[0][1]
     assert "(2); new-fault (1)" in said[0][1]
     assert said[1] == [False, ""]

@@ -168,17 +168,19 @@ def test_an_interrupted_rewrite_without_room_leaves_all_or_nothing(zygote, tmp_p
     assert len(set(seen)) == 2
 
 
-def test_an_interrupted_destruction_leaves_all_or_nothing(zygote, tmp_path, filled):
+def test_what_was_set_aside_is_there_whole_or_gone_when_its_removal_is_interrupted(zygote, tmp_path, filled):
     source, state = filled
+    (generation,) = source.iterdir()
+    shutil.copytree(generation, source / "00000000.bad-1764000000")
     seen = []
-    for path in killed_copies(zygote, tmp_path, source, "destroy"):
+    for path in killed_copies(zygote, tmp_path, source, "drop what was set aside"):
         environment = Environment(path, quota=workload.QUOTA)
-        assert not environment.quarantined
-        seen.append(workload.observed(environment))
-        assert seen[-1] in (state, {})
+        assert workload.observed(environment) == state, "what is in use is left alone"
+        seen.append(len(environment.set_aside))
         environment.close()
-    assert {} in seen
-    assert state in seen
+        assert len(list(path.iterdir())) == 1 + seen[-1], "no part of it is left"
+    assert seen == sorted(seen, reverse=True)
+    assert set(seen) == {0, 1}
 
 
 def test_an_interrupted_master_key_is_whole_and_stays(zygote, tmp_path):

@@ -108,9 +108,14 @@ def test_damaged_files_are_kept_twice_and_no_more(tmp_path):
     names = sorted(entry.name for entry in path.iterdir())
     assert [name[:13] for name in names] == ["00000004.bad-", "00000005.bad-", "00000006"]
     environment.rewrite(lambda _: True, {})
-    assert [entry.name for entry in path.iterdir()] == ["00000007"], "a purge leaves no damaged file"
     environment.close()
-    assert not Environment(path, quota=workload.QUOTA).quarantined
+    environment = Environment(path, quota=workload.QUOTA)
+    assert not environment.quarantined
+    assert environment.set_aside == tuple(names[:2]), "nobody has seen to them yet"
+    environment.drop_set_aside()
+    assert environment.set_aside == ()
+    assert [entry.name for entry in path.iterdir()] == ["00000007"]
+    environment.close()
 
 
 def test_a_file_of_the_other_engine_is_set_aside(tmp_path):

@@ -30,7 +30,8 @@ export function who(info, stats) {
 
 const FAULTS = {
   "left-out": "tenants are refused, since their disk environment could not be opened at the start",
-  "set-aside": "damaged disk environments were set aside at the start, and what they held is cold",
+  "set-aside": "damaged disk environments are set aside, until they are purged or moved away",
+  "other-key": "tenants on disk are under another master key, and nothing of theirs is served",
   "out-of-use": "disk environments failed, and are out of use until the next start",
   "remote-away": "the store that is shared with other daemons does not answer",
 };

@@ -39,7 +39,7 @@ class Environment:
 
     Attributes:
         recovered: the last process did not close it; the file has been verified in full.
-        quarantined: the file was damaged and set aside, and this began empty.
+        quarantined: the file was damaged and is set aside, and this began empty.
         failed: the engine broke twice in ten minutes, or its file is damaged; all calls raise StoreFailed.
 
     Raises:
@@ -151,8 +151,8 @@ class Environment:
     def rewrite(self, keep: Callable[[bytes], bool], namespaces: Mapping[str, bytes]) -> bool:
         """Copy the records whose envelope `keep` accepts into a new file and unlink the old one, durably.
 
-        Afterwards no file here holds a byte of any other record or namespace, nor of a damaged file set aside
-        earlier. A crash leaves the old or the new file whole. Reads go on meanwhile. Where there is no room
+        Afterwards no file here holds a byte of any other record or namespace, but for what was set aside as
+        damaged. A crash leaves the old or the new file whole. Reads go on meanwhile. Where there is no room
         for a second copy, what finds none is left out; where there is none for an empty file, the old one is
         unlinked before the new one is made, and a crash in between leaves nothing.
 
@@ -160,8 +160,7 @@ class Environment:
             keep: given an envelope; must not use this environment.
             namespaces: what the new file knows.
 
-        Returns:
-            whether all that is kept is there.
+        Returns: whether all that is kept is there.
 
         Raises:
             StoreFailed: it could not be completed.
@@ -174,8 +173,19 @@ class Environment:
             if self._generation is not None:
                 self._reopen(path or self._begun_anew(self._generation, namespaces))
         with translated("rewrite", self.path):
-            directories.sweep(self.path, bad=True)
+            directories.sweep(self.path)
         return whole
+
+    @property
+    def set_aside(self) -> tuple[str, ...]:
+        """Names of what was damaged, at this opening or an earlier one, the oldest first."""
+        with translated("look", self.path):
+            return tuple(directories.damaged(self.path))
+
+    def drop_set_aside(self) -> None:
+        """Unlink what was set aside as damaged, durably."""
+        with translated("drop set aside", self.path):
+            directories.sweep(self.path, bad=True)
 
     def sync(self) -> None:
         """Make the last write final: after this a power loss undoes nothing."""
@@ -198,15 +208,6 @@ class Environment:
                     close_clean(generation)
                 except Broken as broken:
                     raise StoreFailed("close", broken.code, broken.where) from broken
-
-    def destroy(self) -> None:
-        """Close and unlink everything of this tenant, durably."""
-        self._check_process("destroy")
-        with self._gate.exclusive(), translated("destroy", self.path):
-            generation, self._generation = self._generation, None
-            if generation is not None:
-                generation.close()
-            durable.remove_tree(self.path)
 
     def _open_current(self) -> Generation:
         """Open the current generation if it is sound, else an empty one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import itertools
 import os
 import signal
@@ -13,6 +15,7 @@ from typing import Any, NoReturn
 import lmdb
 from support.crash import workload
 
+from kvtcd.admin import rekey
 from kvtcd.core.errors import StoreFull
 from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.disk import environment as environment_module
@@ -96,10 +99,22 @@ def _rewrite_without_room(path: Path, arm: Arm) -> None:
     environment.rewrite(kept, {"kept": b"identity"})
 
 
-def _destroy(path: Path, arm: Arm) -> None:
+def _drop_set_aside(path: Path, arm: Arm) -> None:
     environment = Environment(path, quota=workload.QUOTA)
     arm()
-    environment.destroy()
+    environment.drop_set_aside()
+
+
+def _rekey(path: Path, arm: Arm) -> None:
+    arm()
+    with contextlib.redirect_stdout(io.StringIO()):  # the protocol's
+        rekey.command(path, old=None, new=None)
+
+
+def _rekey_by_files(path: Path, arm: Arm) -> None:
+    arm()
+    with contextlib.redirect_stdout(io.StringIO()):
+        rekey.command(path, old=path.with_name("old"), new=path.with_name("new"))
 
 
 def _master_key(path: Path, arm: Arm) -> None:
@@ -113,6 +128,8 @@ OPERATIONS: dict[str, Callable[[Path, Arm], None]] = {
     "close": _close,
     "rewrite": _rewrite,
     "rewrite without room": _rewrite_without_room,
-    "destroy": _destroy,
+    "drop what was set aside": _drop_set_aside,
     "master_key": _master_key,
+    "rekey": _rekey,
+    "rekey to a key of one's own": _rekey_by_files,
 }

@@ -83,7 +83,6 @@ def use_after_fork(path: str) -> list[str]:
         "write": lambda: environment.write([], [key_of(0)]),
         "scan": lambda: list(environment.scan()),
         "sync": environment.sync,
-        "destroy": environment.destroy,
         "close": environment.close,
     }
     reading, writing = os.pipe()
