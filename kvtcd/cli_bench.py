@@ -65,6 +65,9 @@ def codec(
     predict: Annotated[
         str, typer.Option(help="Measure nothing, predict what a GPU takes: h100, h200.", metavar="CARD")
     ] = "",
+    kernels: Annotated[
+        bool, typer.Option(help="On a GPU: round and pack codes by kernels, not by torch's operations.")
+    ] = True,
     seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, all in all.")] = 240,
     json: JsonOption = None,
     plot: PlotOption = None,
@@ -74,7 +77,7 @@ def codec(
 
     lab.command(
         features=p or [], ranks=rank or [], codecs=codec or [], threads=threads, device=device,
-        predict=predict, seconds=seconds, json=json, plot=plot,
+        predict=predict, kernels=kernels, seconds=seconds, json=json, plot=plot,
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from support import fake_cuda, fake_cudart, fake_nvcomp, gpu_figures, gpu_nvcomp, gpu_ready
 
+from kvtcd.codec.uniform import Arithmetic, InTorch
+
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 
@@ -95,12 +97,35 @@ def test_what_it_measures_is_written_and_shown(tmp_path, monkeypatch, capsys) ->
     assert all(title in shown for title in ("copies", "entropy", "overlap"))
 
 
+def test_kernels_are_measured_beside_torch_once_they_say_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(gpu_figures.fused, "load", lambda _: InTorch())
+    assert gpu_figures.kernels(CPU) == [], "there are none"
+
+    class Kernels(Arithmetic):
+        quantise, restore = InTorch.quantise, InTorch.restore
+
+    monkeypatch.setattr(gpu_figures.fused, "load", lambda _: Kernels())
+    (row,) = gpu_figures.kernels(CPU, [(20, 5)])
+    assert row.pop("rank") == 20
+    assert row.pop("tokens") == 5
+    assert row.keys() == {f"{way}_{by}_ms" for way in ("quantise", "restore") for by in ("kernels", "torch")}
+    assert all(took > 0 for took in row.values())
+
+    class Wrong(Kernels):
+        def restore(self, *given):
+            return InTorch().restore(*given) + 1
+
+    monkeypatch.setattr(gpu_figures.fused, "load", lambda _: Wrong())
+    with pytest.raises(SystemExit, match="other codes"):
+        gpu_figures.kernels(CPU, [(20, 5)])
+
+
 def test_a_library_that_zlib_does_not_read_fails_the_check(tmp_path, monkeypatch, capsys) -> None:
     fake_cuda.install(monkeypatch)
     fake_cudart.install(monkeypatch)
     row = {"type": 0, "bytes": 33, "noise": False, "zlib_reads": False, "reads_zlib": True}
     monkeypatch.setattr(gpu_figures, "library", lambda _: {"exchanged": [row]})
-    for name in ("copies", "entropy", "overlap"):
+    for name in ("copies", "entropy", "kernels", "overlap"):
         monkeypatch.setattr(gpu_figures, name, lambda _: [])
     with pytest.raises(SystemExit) as ended:
         gpu_figures.measure(CPU, tmp_path / "figures.json")

@@ -23,6 +23,7 @@ from kvtcd.codec.rivals.coder import RivalDecoder
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
 from kvtcd.codec.stepped import Stepped
+from kvtcd.codec.uniform import Arithmetic
 from kvtcd.codec.watch import Watched
 from kvtcd.core.blob import BasisId, Blob, CodecId, Header
 from kvtcd.core.dials import DIALS
@@ -33,6 +34,8 @@ from kvtcd.core.layout import Layout
 from kvtcd.core.policy import CodecChoice, DeviceName
 
 _LOSSLESS = "lossless"
+_CODERS = 4
+"""Kept of each codec: that of the profile in use, and of those before it."""
 _TABLES = 10 << 10
 """Room for header, sections and padding of a block of eight streams in float32, the most there can be."""
 
@@ -122,6 +125,7 @@ class Decoder(BlobDecoder):
         rope: of the rotated streams; None when there are none.
         lookup: profile by digest; raises `UnknownProfile` for one it does not have.
         device: where raw blocks lie.
+        arithmetic: who turns codes into coefficients there; None: torch.
     """
 
     def __init__(
@@ -130,10 +134,13 @@ class Decoder(BlobDecoder):
         rope: Rope | None,
         lookup: Callable[[bytes], Profile],
         device: torch.device | str = "cpu",
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
+        self._arithmetic = arithmetic
         self._lossless = Lossless(layout)
-        self._coder = lru_cache(maxsize=4)(self._make_coder)
+        self._kvtc = lru_cache(maxsize=_CODERS)(self._make_kvtc)
+        self._kvtc2 = lru_cache(maxsize=_CODERS)(self._make_kvtc2)
         self._rival = lru_cache(self._make_rival)
 
     def check(self, blob: Blob) -> None:
@@ -163,9 +170,9 @@ class Decoder(BlobDecoder):
             case CodecId.LOSSLESS:
                 return self._lossless
             case CodecId.KVTC:
-                return self._coder(Coder, self._lookup(header.profile))
+                return self._kvtc(self._lookup(header.profile))
             case CodecId.KVTC2:
-                return self._coder(Stepped, self._lookup(header.profile))
+                return self._kvtc2(self._lookup(header.profile))
             case CodecId.RAW:
                 raise BadField("blob", "a raw block has no blob")
             case rival:
@@ -175,8 +182,11 @@ class Decoder(BlobDecoder):
         found = self._lookup(profile) if profile else None
         return RivalDecoder(self._layout, self._rope, codec, found, self._device)
 
-    def _make_coder(self, made: type[Coder | Stepped], profile: Profile) -> BlobDecoder:
-        return made(self._layout, self._rope, profile, self._device)
+    def _make_kvtc(self, profile: Profile) -> Coder:
+        return Coder(self._layout, self._rope, profile, self._device)
+
+    def _make_kvtc2(self, profile: Profile) -> Stepped:
+        return Stepped(self._layout, self._rope, profile, self._device, arithmetic=self._arithmetic)
 
 
 def codec_for(
@@ -195,13 +205,14 @@ def codec_for(
     """
     layout, rope, pages = identity.layout, identity.rope, page_map(identity)
     device = accelerator.device if accelerator else torch.device("cpu")
+    arithmetic = accelerator.arithmetic if accelerator else None
     on_cpu = cache(partial(codec_for, identity, choice, profiles))
 
     def codec(
         encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None,
         choice: CodecChoice = choice,
     ) -> NamespaceCodec:  # fmt: skip
-        decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device)
+        decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device, arithmetic)
         watched = None
         if profile:
             encoder = watched = Watched(
@@ -239,7 +250,9 @@ def codec_for(
             return losslessly(f"profile {profile.digest.hex()} {chosen}")
         told, choice = f" (auto {choice.dial})", chosen.resolve(choice)
         profile = profile if DIALS[choice.name].calibrated else None
-    encoder = Lossless(layout) if choice.name == _LOSSLESS else encoder_for(identity, profile, choice, device)
+    encoder: Encoder | str = Lossless(layout)
+    if choice.name != _LOSSLESS:
+        encoder = encoder_for(identity, profile, choice, device, arithmetic)
     if isinstance(encoder, str):
         return losslessly(encoder)
     return codec(encoder, f"{choice.name} {choice.dial}".rstrip() + told, profile=profile, choice=choice)

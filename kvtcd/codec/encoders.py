@@ -10,6 +10,7 @@ from kvtcd.codec.ports import Encoder
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.rivals.coder import Rival
 from kvtcd.codec.rivals.setting import Setting, obstacle
+from kvtcd.codec.uniform import Arithmetic
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
 from kvtcd.core.policy import CodecChoice
@@ -22,7 +23,11 @@ def expected_kl(profile: Profile, choice: CodecChoice) -> float | None:
 
 
 def encoder_for(
-    identity: Identity, profile: Profile | None, choice: CodecChoice, device: torch.device
+    identity: Identity,
+    profile: Profile | None,
+    choice: CodecChoice,
+    device: torch.device,
+    arithmetic: Arithmetic | None = None,
 ) -> Encoder | str:
     """Return the encoder of canonical blocks that a policy asks for, or say why it cannot be had.
 
@@ -31,10 +36,13 @@ def encoder_for(
         profile: that fits it; None for a codec that needs none.
         choice: of its policy; neither `lossless` nor `auto`.
         device: where raw blocks lie.
+        arithmetic: of `Kvtc2`.
     """
     layout, rope = identity.layout, identity.rope
-    if profile and choice.name in {"kvtc", "kvtc2"}:
-        return (_kvtc if choice.name == "kvtc" else _kvtc2)(layout, rope, profile, choice, device)
+    if profile and choice.name == "kvtc":
+        return _kvtc(layout, rope, profile, choice, device)
+    if profile and choice.name == "kvtc2":
+        return _kvtc2(layout, rope, profile, choice, device, arithmetic=arithmetic)
     setting = Setting.of(choice)
     return obstacle(setting, identity) or Rival(
         layout, rope, setting, profile, sinks=choice.sinks, window=choice.window, device=device
@@ -55,8 +63,9 @@ def _kvtc(
 
 
 def _kvtc2(
-    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
-) -> Encoder | str:
+    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device,
+    *, arithmetic: Arithmetic | None,
+) -> Encoder | str:  # fmt: skip
     """The encoder, or why it cannot be had."""
     curve = profile.curve
     if curve is None or not profile.weighted:
@@ -70,5 +79,5 @@ def _kvtc2(
         layout, rope, profile, step,
         bound=None if "no-guard" in without else GUARD * curve.at(step).error,
         sinks=choice.sinks, window=0 if "no-recent" in without else choice.window,
-        device=device, classes="no-classes" not in without,
+        device=device, arithmetic=arithmetic, classes="no-classes" not in without,
     )  # fmt: skip

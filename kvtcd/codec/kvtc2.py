@@ -24,6 +24,7 @@ from kvtcd.codec.profile import Profile
 from kvtcd.codec.sections import Plain, Scratch
 from kvtcd.codec.stepped import VERSION, Run, Span, Stepped, class_step
 from kvtcd.codec.transform import views
+from kvtcd.codec.uniform import Arithmetic
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.core.blob import BasisId, CodecId, Header
 from kvtcd.core.identity import Rope
@@ -50,6 +51,7 @@ class Kvtc2(Encoder):
         sinks: first positions of a sequence that stay exact.
         window: last tokens of a sequence that are coded finer.
         device: where raw blocks lie and the products run.
+        arithmetic: who turns coefficients into codes there; None: torch.
         classes: code tokens that are likely to matter with finer steps.
     """
 
@@ -64,10 +66,11 @@ class Kvtc2(Encoder):
         sinks: int = 4,
         window: int = 128,
         device: torch.device | str = "cpu",
+        arithmetic: Arithmetic | None = None,
         classes: bool = True,
     ) -> None:
         self._layout = layout
-        self._coder = Stepped(layout, rope, profile, device, classes=classes)
+        self._coder = Stepped(layout, rope, profile, device, arithmetic=arithmetic, classes=classes)
         self._lossless = Lossless(layout)
         self._step, self._bound = class_step(step, MIDDLE), bound
         self._sinks, self._window = sinks, window

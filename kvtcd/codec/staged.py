@@ -22,13 +22,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kvtcd.codec import nvcomp, ports
+from kvtcd.codec import fused, nvcomp, ports
 from kvtcd.codec.bus import Bus
 from kvtcd.codec.nvcomp import Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
+from kvtcd.codec.uniform import Arithmetic, InTorch
 from kvtcd.core.blob import CHUNK_BYTES, Blob
 
 PART_BYTES = 16 << 20
@@ -48,6 +49,7 @@ class Accelerator:
     Attributes:
         device: where.
         nvcomp: None: a CPU does the entropy stage.
+        arithmetic: who turns coefficients into codes, and back.
         bus: None: copies to host memory are launched behind all else.
         residency: what lies on the device between blocks.
         spared: told of each block that a CPU has worked on in its place, by ``memory`` or ``nvcomp``.
@@ -56,6 +58,7 @@ class Accelerator:
 
     device: torch.device
     nvcomp: Nvcomp | None = None
+    arithmetic: Arithmetic = field(default_factory=InTorch)
     bus: Bus | None = None
     residency: Residency = field(default_factory=Residency)
     spared: Callable[[str], None] = lambda _: None
@@ -67,7 +70,7 @@ class Accelerator:
     ) -> Accelerator:
         """Return all that a CUDA device has to offer. Sums of products are float32, in this whole process."""
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        return cls(device, nvcomp.load(device, residency), Bus(device), residency, spared)
+        return cls(device, nvcomp.load(device, residency), fused.load(device), Bus(device), residency, spared)
 
     def relieve(self) -> None:
         """Give up what is not in use on the device, once it has done what the current stream was told."""

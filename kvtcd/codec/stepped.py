@@ -9,7 +9,7 @@ that class. Codes are in order of class, then of token, so that bytes hold codes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvtcd.codec.pack import packed_width
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
 from kvtcd.codec.runs import RunDecoder
 from kvtcd.codec.sections import Part, Plain, Scratch, plains
 from kvtcd.codec.stages import stage
-from kvtcd.codec.transform import extremes, product_dtype
-from kvtcd.codec.uniform import LIMIT, Packed, multiples, packed, unpacked
+from kvtcd.codec.transform import product_dtype
+from kvtcd.codec.uniform import Arithmetic, InTorch, Quantised
 from kvtcd.codec.usual import Usual
 from kvtcd.codec.weighted import CLASSES, MIDDLE
 from kvtcd.codec.widths import Widths
@@ -73,6 +72,7 @@ class Stepped(RunDecoder):
         rope: of the rotated streams; None when there are none.
         profile: made for a model of these shapes; that it is this very model, the caller has checked.
         device: where the products run, and where raw blocks lie.
+        arithmetic: who turns coefficients into codes there, and back; None: torch.
         classes: code tokens that are likely to matter with finer steps; decoding does not depend on it.
 
     Raises:
@@ -83,7 +83,7 @@ class Stepped(RunDecoder):
 
     def __init__(
         self, layout: Layout, rope: Rope | None, profile: Profile, device: torch.device | str = "cpu",
-        *, classes: bool = True,
+        *, arithmetic: Arithmetic | None = None, classes: bool = True,
     ) -> None:  # fmt: skip
         profile.origin.check_shapes(layout, rope)
         if not profile.weighted:
@@ -96,7 +96,7 @@ class Stepped(RunDecoder):
             lambda: [own.transform(where) for own in self._streams],
         )  # fmt: skip
         super().__init__(layout, rope, profile, transforms, where)
-        self._by_token = classes
+        self._by_token, self._arithmetic = classes, arithmetic or InTorch()
         self._levels = torch.cat([weighted.level for weighted in self._streams]).to(self._device)
         self._widths = lru_cache(maxsize=64)(self._make_widths)
         self._further = lru_cache(maxsize=16)(self._make_further)
@@ -112,7 +112,7 @@ class Stepped(RunDecoder):
         """
         own = MIDDLE + span.finer
         products: list[Tensor] = []
-        usual = True
+        told: list[Tensor] = []
         widths = [self._widths(index, class_step(step, own)) for index in range(len(block))]
         for index, view in enumerate(block):
             rotation = self._rotation(index, first_token + span.start, span.count, inverse=True)
@@ -121,29 +121,29 @@ class Stepped(RunDecoder):
                 centred = transforms[index].centred(view[:, span.start : span.start + span.count], rotation)
                 products.append(transforms[index].forward(centred, rank, self._further(index, rank)))
             with stage("classify"):
-                usual &= self._usual(index).holds(centred)
+                told += [products[-1].abs().amax().isfinite(), self._usual(index).holds(centred)]
         with stage("classify"):
-            if not all(math.isfinite(bound) for product in products for bound in extremes(product)):
+            finite, usual = torch.stack(told).cpu().view(-1, 2).t().tolist()
+            if not all(finite):
                 return Reason.NOT_FINITE
             classes = self._classify(products, widths, own)
-        sections: list[Plain] = []
+            order = torch.argsort(classes, stable=True)
+            steps = class_steps(step, classes)
+            sensitivity = torch.exp2((classes - own).to(torch.float32))
+        coded: list[Quantised] = []
         error = torch.zeros(span.count, device=self._device)
         for index, product in enumerate(products):
             rank = widths[index].rank
+            coded.append(self._arithmetic.quantise(product[:rank], steps[index], order[index], widths[index]))
             with stage("quantise"):
-                steps = class_steps(step, classes[index])
-                rounded = multiples(product[:rank], steps)
-                if rank and max(map(abs, extremes(rounded))) > LIMIT:
-                    return Reason.RANGE
-                rounded.index_fill_(0, widths[index].uncoded, 0)
-                off = torch.addcmul(product[:rank], rounded, steps, value=-1).square_().sum(dim=0)
-                off += product[rank + len(block) :].square().sum(dim=0)
-                error += 0.5 * off * torch.exp2((classes[index] - own).to(torch.float32))
-            with stage("pack"):
-                sections += self._symbols(
-                    index, rounded, classes[index], widths=widths[index], span=span, scratch=scratch
-                )
-        return Run(sections, error, usual)
+                off = coded[-1].lost + product[rank + len(block) :].square().sum(dim=0)
+                error += 0.5 * off * sensitivity[index]
+        with stage("pack"):
+            escapes, beyond = torch.stack([each.found for each in coded]).cpu().t().tolist()
+            if any(beyond):
+                return Reason.RANGE
+            parts = _parts(coded, escapes, classes, widths, own)
+            return Run(plains(parts, span.start, span.count, scratch), error, all(usual))
 
     def _check_header(self, header: Header) -> None:
         if header.basis is not BasisId.WEIGHTED or header.plan:
@@ -153,17 +153,20 @@ class Stepped(RunDecoder):
 
     def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
         own = _class_of(found, index)
-        classes = found[Part(Kind.CLASSES, index, own)].to(self._device, torch.int64)
+        classes = found[Part(Kind.CLASSES, index, own)]
         if (classes >= CLASSES).any():
             raise BadField("blob", f"a token of class {int(classes.max())}, of {CLASSES}")
         widths = self._widths(index, class_step(header.step, own))
         with stage("unpack"):
-            coded = _coded(found, index, widths)
-            codes = {bits: part.to(self._device) for bits, part in coded.codes.items()}
-            in_order = unpacked(Packed(codes, coded.escapes.to(self._device)), widths, count)
+            codes = [found[Part(Kind.CODES, index, bits)] for bits in widths.rows]
+            escapes = found.get(Part(Kind.ESCAPES, index, 0), classes[:0])
+            sizes = [count, sum(map(len, codes)), len(escapes)]
+            classes, packed, escapes = torch.split(
+                torch.cat((classes, *codes, escapes)).to(self._device), sizes
+            )
         with stage("dequantise"):
-            place = torch.argsort(torch.argsort(classes, stable=True))
-            return in_order.to(torch.float32).index_select(1, place).mul_(class_steps(header.step, classes))
+            steps, order = class_steps(header.step, classes), torch.argsort(classes, stable=True)
+        return self._arithmetic.restore(packed, escapes.view(2, -1), steps, order, widths)
 
     def _classify(self, products: Sequence[Tensor], widths: Sequence[Widths], own: int) -> Tensor:
         """Return the step class of each token in each stream, int64 ``[streams, T]``."""
@@ -173,19 +176,6 @@ class Stepped(RunDecoder):
         for product, width in zip(products, widths, strict=True):
             offsets = offsets + product[width.rank : width.rank + len(products)]
         return (offsets.round().to(torch.int64) + own).clamp_(0, CLASSES - 1)
-
-    def _symbols(
-        self, index: int, rounded: Tensor, classes: Tensor, *, widths: Widths, span: Span, scratch: Scratch
-    ) -> list[Plain]:
-        """The sections of one stream's run, in order."""
-        start, count, finer = span.start, span.count, span.finer
-        coded = packed(rounded.index_select(1, torch.argsort(classes, stable=True)), widths)
-        parts = [(Part(Kind.CLASSES, index, MIDDLE + finer), classes)]
-        parts += [(Part(Kind.CODES, index, bits), codes) for bits, codes in coded.codes.items()]
-        if coded.escapes.numel():
-            planes = torch.stack((coded.escapes, coded.escapes >> 8))
-            parts.append((Part(Kind.ESCAPES, index, 0), planes))
-        return plains(parts, start, count, scratch)
 
     def _make_widths(self, index: int, step: float) -> Widths:
         return Widths.of(self._streams[index].spread, step).to(self._device)
@@ -204,10 +194,7 @@ class Stepped(RunDecoder):
             own = _class_of(found, index)
             sizes[Part(Kind.CLASSES, index, own)] = count
             widths = self._widths(index, class_step(header.step, own))
-            sizes |= {
-                Part(Kind.CODES, index, bits): len(rows) * packed_width(count, bits)
-                for bits, rows in widths.rows.items()
-            }
+            sizes |= {Part(Kind.CODES, index, bits): size for bits, size in widths.sizes(count).items()}
             escapes = Part(Kind.ESCAPES, index, 0)
             if escapes in found:
                 # How many there are, the codes say: compared once they are inflated.
@@ -234,14 +221,14 @@ def _class_of(found: Mapping[Part, object], index: int) -> int:
     return own[0]
 
 
-def _codes(found: Mapping[Part, Tensor], index: int, widths: Widths) -> dict[int, Tensor]:
-    return {
-        bits: found[Part(Kind.CODES, index, bits)].view(len(rows), -1) for bits, rows in widths.rows.items()
-    }
-
-
-def _coded(found: Mapping[Part, Tensor], index: int, widths: Widths) -> Packed:
-    """What `_symbols` was given."""
-    planes = found.get(Part(Kind.ESCAPES, index, 0), torch.empty(0, dtype=torch.uint8))
-    low, high = planes.to(torch.int32).view(2, -1)
-    return Packed(_codes(found, index, widths), low | (high << 8))
+def _parts(
+    coded: Sequence[Quantised], escapes: Sequence[int], classes: Tensor, widths: Sequence[Widths], own: int
+) -> Iterator[tuple[Part, Tensor]]:
+    """Yield the sections of a run, in order."""
+    for index, each in enumerate(coded):
+        sizes = widths[index].sizes(classes.shape[1])
+        yield Part(Kind.CLASSES, index, own), classes[index]
+        for bits, codes in zip(sizes, torch.split(each.codes, list(sizes.values())), strict=True):
+            yield Part(Kind.CODES, index, bits), codes
+        if escapes[index]:
+            yield Part(Kind.ESCAPES, index, 0), each.escapes[:, : escapes[index]]

@@ -51,12 +51,16 @@ class Usual:
         )
         return cls(least.to(device), most.to(device))
 
-    def holds(self, centred: Tensor) -> bool:
-        """Tell whether every head of rows ``[T, p]``, features about their mean, is as spread as usual."""
+    def holds(self, centred: Tensor) -> Tensor:
+        """Tell whether every head of rows ``[T, p]``, features about their mean, is as spread as usual.
+
+        Returns:
+            A bool without dimensions, on the device of the rows.
+        """
         tokens = len(centred)
         if tokens < SAMPLE:
-            return True
+            return torch.ones((), dtype=torch.bool, device=centred.device)
         energy = centred[:: tokens // SAMPLE].to(torch.float32).square().mean(dim=0).view(self.least.shape)
         high = (energy / self.most).mean(dim=-1).max()
         low = (energy / self.least).mean(dim=-1).min()
-        return bool((high <= MOST) & (low >= LEAST))
+        return (high <= MOST) & (low >= LEAST)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvtcd.codec.pack import packed_width
+
 LEAST = 0.11
 """Spread, in steps, below which a component is not coded."""
 _BOUNDS = ((1, LEAST), (2, 0.158), (4, 0.26), (8, 1.3))
@@ -30,21 +32,33 @@ class Widths:
     Attributes:
         rank: components up to the last coded one.
         rows: width in bits -> indices of its components, int64, ascending; only widths that occur.
-        uncoded: indices below `rank` of those that are not coded, int64.
-        order: `rows`, one after the other.
-        most: the highest code of each component in that order, int32, a column.
+        every: `rows`, one after the other, and then the other indices below `rank`, which are not coded.
+        most: the highest code of each coded component in that order, int32, a column.
     """
 
     rank: int
     rows: Mapping[int, Tensor]
-    uncoded: Tensor
-    order: Tensor
+    every: Tensor
     most: Tensor
+
+    @property
+    def order(self) -> Tensor:
+        """Indices of the coded components, by width, int64."""
+        return self.every[: len(self.most)]
+
+    @property
+    def uncoded(self) -> Tensor:
+        """Indices below `rank` of those that are not coded, int64."""
+        return self.every[len(self.most) :]
+
+    def sizes(self, tokens: int) -> dict[int, int]:
+        """Return the bytes that codes of so many tokens take, by width."""
+        return {bits: len(rows) * packed_width(tokens, bits) for bits, rows in self.rows.items()}
 
     def to(self, device: torch.device) -> Widths:
         """Return the same on another device."""
         rows = {width: found.to(device) for width, found in self.rows.items()}
-        return Widths(self.rank, rows, self.uncoded.to(device), self.order.to(device), self.most.to(device))
+        return Widths(self.rank, rows, self.every.to(device), self.most.to(device))
 
     @classmethod
     def of(cls, spread: Tensor, step: float) -> Widths:
@@ -64,8 +78,7 @@ class Widths:
         return cls(
             rank=rank,
             rows={width: found for width, found in rows.items() if len(found)},
-            uncoded=torch.nonzero(bits[:rank] == 0).flatten(),
-            order=torch.cat(list(rows.values())),
+            every=torch.cat([*rows.values(), torch.nonzero(bits[:rank] == 0).flatten()]),
             most=torch.cat([torch.full_like(found, (1 << width) - 1) for width, found in rows.items()]).to(
                 torch.int32
             )[:, None],

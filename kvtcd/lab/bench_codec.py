@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from rich.progress import Progress
 
 from kvtcd import terminal
 from kvtcd.codec.staged import Accelerator
+from kvtcd.codec.uniform import InTorch
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab.accelerator import accelerator_for
 from kvtcd.lab.bench_codec_case import TOKENS, Case, check, make
@@ -48,6 +49,7 @@ def command(
     threads: int,
     device: str,
     predict: str,
+    kernels: bool,
     seconds: float,
     json: Path | None,
     plot: Path | None,
@@ -63,6 +65,7 @@ def command(
         threads: of the CPU.
         device: where codecs and products run.
         predict: a card of `CARDS`: measure nothing, predict what it takes; empty: measure.
+        kernels: round and pack by kernels where a card has them; else by torch's operations.
         seconds: about how long measuring may take.
         json: file for the figures.
         plot: file for the plot.
@@ -80,6 +83,9 @@ def command(
     if predict and predict not in CARDS:
         raise ConfigError("--predict", "", f"{predict!r} is not one of {', '.join(CARDS)}")
     accelerator = None if predict else accelerator_for(device)
+    if accelerator and not kernels:
+        accelerator = replace(accelerator, arithmetic=InTorch())
+    kernels = kernels and not (accelerator and isinstance(accelerator.arithmetic, InTorch))
     figures = Figures((), ())
     with _threads(threads), terminal.progress(terminal.console(), transient=True) as progress:
         if not predict:
@@ -88,10 +94,10 @@ def command(
             figures = bench.measure(sizes, seconds, progress)
         card = predict or (card_named(torch.cuda.get_device_name(accelerator.device)) if accelerator else "")
         transformed = [name for name in CODECS if not codecs or name in codecs]
-        foreseen = _foreseen(sizes, transformed, card, progress) if card else []
+        foreseen = _foreseen(sizes, transformed, card, progress, kernels=kernels) if card else []
     if json:
         stages_ = [{**asdict(one), "seconds": one.seconds} for one in foreseen]
-        found = {"tokens": TOKENS, **asdict(figures), "card": card, "predicted": stages_}
+        found = {"tokens": TOKENS, **asdict(figures), "card": card, "kernels": kernels, "predicted": stages_}
         write_json(json, "bench codec", found)
     for table in (*_measured(figures), *(tables(card, foreseen, figures.rows) if card else ())):
         terminal.console().print(table)
@@ -106,14 +112,14 @@ def _measured(figures: Figures) -> tuple[Table, ...]:
 
 
 def _foreseen(
-    sizes: Sequence[tuple[int, int]], codecs: Sequence[str], card: str, progress: Progress
+    sizes: Sequence[tuple[int, int]], codecs: Sequence[str], card: str, progress: Progress, *, kernels: bool
 ) -> list[Predicted]:
     """Predict all cases, given as features and rank."""
     found: list[Predicted] = []
     for p, rank in progress.track(sizes, description=f"predicting for {card}"):
         case = make(p, rank)
         for name in codecs:
-            found += predict_stages(name, case, CARDS[card])
+            found += predict_stages(name, case, CARDS[card], kernels=kernels)
     return found
 
 

@@ -21,6 +21,7 @@ from kvtcd.codec.kvtc2 import Kvtc2
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
+from kvtcd.codec.uniform import Arithmetic
 from kvtcd.core.blob import parse
 from kvtcd.core.errors import Unavailable
 from kvtcd.lab.bench_codec_case import FIRST_TOKEN, PLAN, TOKENS, Case
@@ -52,7 +53,7 @@ class Packer:
 def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     """Return one of `CODECS` for blocks in host memory, working on a CPU or on an accelerator."""
     device = accelerator.device if accelerator else torch.device("cpu")
-    encoder, decoder = _halves(name, case, device)
+    encoder, decoder = _halves(name, case, device, accelerator.arithmetic if accelerator else None)
     raw, out = case.raw, torch.empty_like(case.raw)
     if accelerator:
         spare = cache(partial(_halves, name, case, torch.device("cpu")))
@@ -79,14 +80,19 @@ def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     return Packer(encode, decode, len(blob), device.type)
 
 
-def _halves(name: str, case: Case, device: torch.device) -> tuple[Encoder, BlobDecoder]:
+def _halves(
+    name: str, case: Case, device: torch.device, arithmetic: Arithmetic | None = None
+) -> tuple[Encoder, BlobDecoder]:
     encoder: Encoder
     if name == "kvtc":
         encoder = Kvtc(case.layout, case.rope, case.profile, PLAN, device=device)
     else:
         # With a bound, as in a daemon, that no block is above.
-        encoder = Kvtc2(case.layout, case.rope, case.profile, case.step, bound=math.inf, device=device)
-    return encoder, Decoder(case.layout, case.rope, lambda _: case.profile, device)
+        encoder = Kvtc2(
+            case.layout, case.rope, case.profile, case.step,
+            bound=math.inf, device=device, arithmetic=arithmetic,
+        )  # fmt: skip
+    return encoder, Decoder(case.layout, case.rope, lambda _: case.profile, device, arithmetic)
 
 
 def peer(name: str, raw: Tensor, device: torch.device) -> Packer:

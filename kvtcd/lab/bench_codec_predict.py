@@ -92,8 +92,11 @@ def card_named(name: str) -> str:
     return next((card for card in CARDS if card in name.lower()), "")
 
 
-def predict_stages(codec: str, case: Case, card: Card) -> list[Predicted]:
-    """Predict every stage of a codec for the block of a case, encoding first, in the order of `STAGES`."""
+def predict_stages(codec: str, case: Case, card: Card, *, kernels: bool = True) -> list[Predicted]:
+    """Predict every stage of a codec for the block of a case, encoding first, in the order of `STAGES`.
+
+    `kernels`: as of `counted`.
+    """
     return [
         Predicted(
             codec,
@@ -105,7 +108,7 @@ def predict_stages(codec: str, case: Case, card: Card) -> list[Predicted]:
             found[stage],
             *_seconds(stage, found[stage], card),
         )
-        for way, found in counted(codec, case).items()
+        for way, found in counted(codec, case, kernels=kernels).items()
         for stage in sorted(found, key=STAGES.index)
     ]
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass, fields
 from kvtcd.codec.ports import Encoded
 from kvtcd.codec.staged import Accelerator
 from kvtcd.codec.stages import Stopwatch
+from kvtcd.codec.uniform import InTorch
 from kvtcd.core.blob import parse
 from kvtcd.lab.bench_codec_case import Case
 from kvtcd.lab.bench_codec_packers import codec
 from kvtcd.lab.bench_codec_timing import OTHER
 from kvtcd.lab.second_device import DEVICE, Operation, SecondDevice
+from kvtcd.lab.second_kernels import SecondKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +50,16 @@ class Work:
 Stages = dict[str, Work]
 
 
-def counted(name: str, case: Case) -> dict[str, Stages]:
+def counted(name: str, case: Case, *, kernels: bool = True) -> dict[str, Stages]:
     """Count the work of a codec for the block of a case: by way, ``encode`` and ``decode``, and by stage.
 
-    Matrix products have the element type that they have on this CPU.
+    Matrix products have the element type that they have on this CPU. `kernels`: codes are rounded and packed
+    by them, not by torch's operations.
     """
     done: list[Operation] = []
-    with SecondDevice(done.append):
-        packer = codec(name, case, Accelerator(DEVICE))
+    with SecondDevice(done.append) as device:
+        arithmetic = SecondKernels(device) if kernels else InTorch()
+        packer = codec(name, case, Accelerator(DEVICE, arithmetic=arithmetic))
         encoded = packer.encode()  # this and the next put on the device what stays there
         packer.decode()
         found = {

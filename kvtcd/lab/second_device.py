@@ -12,7 +12,7 @@ a GPU would be told to do can be counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -88,6 +88,23 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._told = told
 
+    def launched(
+        self, name: str, *, read: Sequence[Tensor] = (), written: Sequence[Tensor] = (), waits: bool = False
+    ) -> None:
+        """Tell of a kernel that is no operation of torch; of a mere wait if it touches nothing."""
+        self._told(
+            Operation(
+                name=name,
+                read=tuple(tensor.size() for tensor in read),
+                written=tuple(tensor.size() for tensor in written),
+                nbytes=sum(map(_nbytes, (*read, *written))),
+                launches=bool(read or written),
+                crosses=0,
+                to_host=waits,
+                waits=waits,
+            )
+        )
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _run(func, args, kwargs)
@@ -95,6 +112,16 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if any(isinstance(tensor, _There) for tensor in (*read, *written)):
             self._told(_operation(func, args, kwargs, read, written))
         return result
+
+
+def here(tensor: Tensor) -> Tensor:
+    """Return what a tensor of the second device holds, as one of the CPU."""
+    return tensor.here if isinstance(tensor, _There) else tensor
+
+
+def there(tensor: Tensor) -> Tensor:
+    """Return a tensor of the second device that holds what one of the CPU does."""
+    return _There(tensor)
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

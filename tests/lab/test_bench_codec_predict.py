@@ -82,8 +82,24 @@ def test_products_and_bytes_follow_from_the_shapes(case, name):
     codes = found["encode"]["deflate"].codes
     assert found["decode"]["inflate"] == found["encode"]["deflate"]
     assert codes >= found["decode"]["inflate"].chunks
-    assert 0.9 * codes < found["encode"]["pack"].bus <= codes
+    counts = 2 * 16  # of escapes, two numbers for each stream
+    assert 0.9 * codes < found["encode"]["pack"].bus <= codes + counts
     assert 0.9 * codes < found["decode"]["unpack"].bus <= 1.3 * codes, "escapes are wider there"
+
+
+def test_kernels_are_fewer_launches_of_the_same_codes(case):
+    kernels, without = counted("kvtc2", case), counted("kvtc2", case, kernels=False)
+    for way, stages in (("encode", ("quantise", "pack")), ("decode", ("dequantise", "unpack"))):
+        assert kernels[way].keys() == without[way].keys()
+        for stage in stages:
+            few, many = kernels[way][stage], without[way][stage]
+            assert few.bus == many.bus
+            assert few.launches < many.launches
+            assert few.memory < many.memory
+    assert kernels["encode"]["pack"].waits == 2, "for numbers of escapes, and for the codes"
+    assert kernels["encode"]["deflate"] == without["encode"]["deflate"]
+    read = 2 * 4 * TOKENS * RANK  # float32 coefficients of both streams, once
+    assert kernels["encode"]["quantise"].memory > 2 * read
 
 
 def test_launches_do_not_depend_on_the_size_of_the_block():
@@ -98,7 +114,7 @@ SLOW = Card(flop=1e9, memory=1e6)
 
 
 def predicted(monkeypatch, stage, **work):
-    monkeypatch.setattr(bench_codec_predict, "counted", lambda *_: {"encode": {stage: Work(**work)}})
+    monkeypatch.setattr(bench_codec_predict, "counted", lambda *_, **__: {"encode": {stage: Work(**work)}})
     (one,) = bench_codec_predict.predict_stages("kvtc", make(P, RANK), SLOW)
     return one
 

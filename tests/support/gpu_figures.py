@@ -1,4 +1,4 @@
-"""What can be measured of a GPU in two minutes: copies, nvCOMP and where it passes a CPU, overlap.
+"""What can be measured of a GPU in two minutes: copies, nvCOMP and where it passes a CPU, kernels, overlap.
 
 ``python -m support.gpu_figures FILE`` writes JSON and shows a table.
 """
@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from support import gpu_nvcomp
 
-from kvtcd.codec import nvcomp
+from kvtcd.codec import fused, nvcomp
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
 from kvtcd.codec.staged import Accelerator
+from kvtcd.codec.uniform import InTorch
+from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import CHUNK_BYTES, CodecId, Header, Kind, parse
 from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
@@ -36,7 +39,10 @@ from kvtcd.tiers.pinning import pin
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvtcd.codec.uniform import Arithmetic
+
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
+SIZES = ((1024, 128), (1024, 256), (2048, 256), (4096, 1024))
 REPEATS = 7
 NVCOMP_S = 40.0
 
@@ -117,6 +123,42 @@ def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str
     }
 
 
+def kernels(device: torch.device, sizes: Sequence[tuple[int, int]] = SIZES) -> list[dict[str, object]]:
+    """Measure rounding and packing, and the way back, by kernels and by torch; sizes: rank and tokens. ms.
+
+    Ends the process with 1 where they say different codes.
+    """
+    found = fused.load(device)
+    if isinstance(found, InTorch):
+        return []
+    return [_kernels(device, found, rank, tokens) for rank, tokens in sizes]
+
+
+def _kernels(device: torch.device, found: Arithmetic, rank: int, tokens: int) -> dict[str, object]:
+    draw = torch.Generator().manual_seed(0)
+    spread = torch.logspace(1, -1, rank)
+    widths = Widths.of(spread, 1.0).to(device)
+    values = torch.randn(widths.rank, tokens, generator=draw) * spread[: widths.rank, None]
+    coefficients, steps = values.to(device), torch.ones(tokens, device=device)
+    order = torch.randperm(tokens, generator=draw).to(device)
+    row: dict[str, object] = {"rank": rank, "tokens": tokens}
+    told = []
+    for name, arithmetic in (("kernels", found), ("torch", InTorch())):
+        coded = arithmetic.quantise(coefficients, steps, order, widths)
+        escapes = coded.escapes[:, : int(coded.found[0])].contiguous()
+        restored = arithmetic.restore(coded.codes, escapes, steps, order, widths)
+        told.append((coded.codes, escapes, restored))
+        row[f"quantise_{name}_ms"] = 1e3 * seconds(
+            partial(arithmetic.quantise, coefficients, steps, order, widths), device
+        )
+        row[f"restore_{name}_ms"] = 1e3 * seconds(
+            partial(arithmetic.restore, coded.codes, escapes, steps, order, widths), device
+        )
+    if not all(map(torch.equal, *told)):
+        raise SystemExit("kernels say other codes than torch")
+    return row
+
+
 def crossover(rows: Sequence[dict[str, object]], way: str) -> int | None:
     """Return the fewest chunks from which the device was faster, and stayed so; None if it never was."""
     faster = [row[f"{way}_gpu_ms"] < row[f"{way}_cpu_ms"] for row in rows]
@@ -183,13 +225,14 @@ def versions() -> dict[str, object]:
 def measure(device: torch.device, out: Path) -> None:
     """Measure everything, write it, and show it. Ends the process with 1 where zlib and nvCOMP differ."""
     figures: dict[str, object] = versions() | {"copies": copies(device), "entropy": entropy(device)}
+    figures["kernels"] = kernels(device)
     figures |= library(device)
     figures |= {f"{way}_crossover": crossover(figures["entropy"], way) for way in ("inflate", "deflate")}
     figures["crossover_used"] = nvcomp.CROSSOVER
     figures["overlap"] = overlap(device)
     write_json(out, "gpu check", figures)
     console = Console(width=150)
-    for name in ("copies", "entropy", "nvcomp_speeds", "overlap"):
+    for name in ("copies", "entropy", "kernels", "nvcomp_speeds", "overlap"):
         console.print(table(name, figures.get(name, [])))
     shown = ("crossover", "card", "cuda", "nvcomp", "manners")
     console.print({key: figures[key] for key in figures if key in shown or "crossover" in key})
