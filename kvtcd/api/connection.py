@@ -6,15 +6,20 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import EMPTY_PAYLOAD, StreamReader, web
 
 from kvtcd.api.problems import unparsed
+
+HEAD_BYTES = 32 << 10
+"""Of heads that one connection may have waiting: the one that comes in, and those that are complete. By the
+bounds of aiohttp, 128 headers of 8,190 bytes, each of a crowd could hold thirty times as much, and twice."""
 
 
 class Connection(web.RequestHandler):
     """One connection of aiohttp's: it answers as the API does what its parser refuses, and says when it ends.
 
-    No handler and no middleware ever sees a request that is no HTTP, so this is the only place for it.
+    No handler and no middleware ever sees a request that is no HTTP, so this is the only place for it. Nor do
+    they see a head that does not end: with more than `HEAD_BYTES` of those the connection is cut.
 
     Args:
         server: whose it is.
@@ -22,11 +27,26 @@ class Connection(web.RequestHandler):
         settings: of aiohttp's `RequestHandler`.
     """
 
-    __slots__ = ("_ended",)
+    __slots__ = ("_body", "_ended", "_unfinished")
 
     def __init__(self, server: web.Server, ended: Callable[[Connection], object], **settings: Any) -> None:  # noqa: ANN401 - aiohttp's
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
         self._ended = ended
+        self._body: StreamReader = EMPTY_PAYLOAD
+        self._unfinished = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Read on: bodies have bounds of their own, and heads have theirs here."""
+        known = self._request_count
+        super().data_received(data)
+        if self._request_count != known:
+            self._body, self._unfinished = self._messages[-1][1], 0
+            waiting = sum(map(_head_bytes, self._messages))
+        else:
+            self._unfinished = self._unfinished + len(data) if self._body.is_eof() else 0
+            waiting = self._unfinished
+        if waiting > HEAD_BYTES and self.transport is not None:
+            self.transport.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Tell that it has ended."""
@@ -45,3 +65,9 @@ class Connection(web.RequestHandler):
         answer = unparsed(status, message or "")
         answer.force_close()
         return answer
+
+
+def _head_bytes(message: tuple[object, StreamReader]) -> int:
+    """Return how long the headers of a request are; what was no request has none."""
+    headers: tuple[tuple[bytes, bytes], ...] = getattr(message[0], "raw_headers", ())
+    return sum(len(name) + len(value) for name, value in headers)

@@ -13,11 +13,12 @@ from contextlib import suppress
 
 import pytest
 from support.hostile import MOST, crowd, room
-from support.http import NS, closed, running
+from support.http import NS, closed, running, until
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api import app
-from kvtcd.api.connection import Connection
+from kvtcd.api.connection import HEAD_BYTES, Connection
 from kvtcd.api.limits import Limits
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import EngineKey
@@ -147,6 +148,75 @@ async def test_of_connections_that_have_ended_nothing_is_kept():
             await closed(writer)
         gc.collect()
         assert sum(isinstance(each, Connection) for each in gc.get_objects()) <= 2
+
+
+def unfinished(nbytes: int) -> bytes:
+    """Return so many bytes of a head that has not ended."""
+    lines = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 4000) for number in range(nbytes // 4000 + 1))
+    return (b"GET /v1 HTTP/1.1\r\nHost: kvtcd\r\n" + lines)[:nbytes]
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"GET /v1 HTTP/1.1\r\nHost: kvtcd\r\n\r\n"], ids=["new", "asked before"]
+)
+async def test_a_head_that_does_not_end_is_cut_before_it_fills_memory(monkeypatch, first):
+    monkeypatch.setattr(app, "KEEPALIVE_S", 10 * PATIENCE_S)
+    async with running() as daemon:
+        await daemon.register()
+        reader, writer = await asyncio.open_unix_connection(daemon.socket)
+        if first:
+            writer.write(first)
+            await reader.readuntil(b"}")
+        writer.write(unfinished(HEAD_BYTES - 1))
+        await writer.drain()
+        server = daemon.runner.server
+        await until(
+            lambda: any(each._unfinished == HEAD_BYTES - 1 for each in server.connections)
+        )  # so much may wait
+        writer.write(b"aa")
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        await closed(writer)
+        async with daemon.request("GET", "/v1") as answer:
+            assert answer.status == 200
+
+
+async def test_heads_that_wait_behind_an_answer_without_end_are_cut_as_well():
+    ask = b"GET %b HTTP/1.1\r\nHost: kvtcd\r\n%b\r\n"
+    async with running() as daemon:
+        await daemon.register()
+        reader, writer = await asyncio.open_unix_connection(daemon.socket)
+        writer.write(ask % (b"/v1/events", b""))
+        await reader.readuntil(b"200 OK")
+        many = b"".join(b"X-%d: %s\r\n" % (number, b"a" * 4000) for number in range(6))
+        async with asyncio.timeout(PATIENCE_S):
+            with suppress(ConnectionError):
+                for _ in range(3):
+                    writer.write(ask % (b"/v1", many))
+                    await writer.drain()
+                while await reader.read(1 << 16):
+                    pass
+        await closed(writer)
+
+
+async def test_a_large_body_is_not_taken_for_a_head():
+    async with running() as daemon:
+        await daemon.register()
+        nbytes = 4 * HEAD_BYTES
+        head = (
+            f"POST {NS}/match HTTP/1.1\r\nHost: kvtcd\r\nContent-Type: application/octet-stream\r\n"
+            f"Content-Length: {nbytes}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_unix_connection(daemon.socket)
+        for _ in range(2):  # on one connection, in pieces of which none has a head's end in it
+            writer.write(head.encode())
+            for _ in range(nbytes // 4096):
+                writer.write(bytes(4096))
+                await writer.drain()
+            answer = await reader.readuntil(b"}")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+        await closed(writer)
 
 
 @pytest.mark.slow

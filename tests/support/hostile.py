@@ -1,7 +1,8 @@
 """A crowd that wishes a daemon ill, and what a healthy client feels of it.
 
 ``PYTHONPATH=tests python -m support.hostile`` prints the figures: of 2,000 matches of a healthy
-client without and with a crowd of up to 10,000 connections, and of the daemon's memory.
+client without a crowd, with one of up to 10,000 connections that stay, and while such crowds come
+and go without end; and of the daemon's memory, its peak included.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
+from kvtcd.api.connection import HEAD_BYTES
 from kvtcd.client import BlockHead, Client
 from kvtcd.core.keys import EngineKey
 from kvtcd.lab.daemon import Daemon
@@ -38,9 +43,20 @@ def room(descriptors: int) -> int:
 
 
 def opening(number: int) -> bytes:
-    """Return what the n-th of a crowd sends: nothing, half a head, or a head and three bytes of its body."""
+    """Return what the n-th of a crowd sends, and no more after it.
+
+    Nothing, half a head, a head and three bytes of its body, or headers without end: as many as a
+    connection may have waiting, or a hundred as long as a line may be.
+    """
     head = _HEAD % (number % 256, BLOCK_TOKENS)
-    return (b"", head[: len(head) // 2], head + _BODY % BLOCK_BYTES + b"abc")[number % 3]
+    begun = head[: len(head) // 2], head + _BODY % BLOCK_BYTES + b"abc"
+    return (b"", *begun, head + _headers(HEAD_BYTES // 8000), head + _headers(100))[number % 5]
+
+
+@cache
+def _headers(count: int) -> bytes:
+    """Return so many headers of 8,000 bytes, the last of which does not end."""
+    return b"".join(b"X-%d: %s\r\n" % (number, b"a" * 7990) for number in range(count))[:-2]
 
 
 @contextmanager
@@ -61,7 +77,8 @@ def crowd(path: Path, size: int) -> Iterator[list[socket.socket]]:
             one.close()
 
 
-def _matches(client: Client, count: int) -> list[float]:
+def matches(client: Client, count: int) -> list[float]:
+    """Return the seconds that matches took, the shortest first."""
     took = []
     for _ in range(count):
         begun = time.perf_counter()
@@ -70,29 +87,51 @@ def _matches(client: Client, count: int) -> list[float]:
     return sorted(took)
 
 
-def _rss_mib(pid: int) -> float:
+def memory_mib(pid: int, what: str = "VmRSS") -> float:
+    """Return the memory of a process: what it has now, or had at most (``VmHWM``)."""
     rows = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(rows["VmRSS"].split()[0]) / 1024
+    return int(rows[what].split()[0]) / 1024
+
+
+@contextmanager
+def hostile_to(folder: Path) -> Iterator[tuple[Daemon, Client]]:
+    """Run a daemon that has some blocks, and a client of it that means no harm."""
+    daemon = Daemon(folder, host=64 << 20, disk=64 << 20, profiles=folder / "profiles")
+    with daemon, daemon.client() as client:
+        client.register("demo", IDENTITY)
+        for number, key in enumerate(KEYS):
+            client.put("demo", BlockHead(key, BLOCK_TOKENS, number * BLOCK_TOKENS), block(number))
+        yield daemon, client
+
+
+def storm(path: Path) -> None:
+    """Be one crowd after the other, until somebody ends it."""
+    while True:
+        with crowd(path, room(1)):
+            pass
 
 
 def main() -> None:
-    """Print the figures as JSON."""
-    with tempfile.TemporaryDirectory(prefix="kvtcd-crowd-") as name:
-        folder = Path(name)
-        daemon = Daemon(folder, host=64 << 20, disk=64 << 20, profiles=folder / "profiles")
-        with daemon, daemon.client() as client:
-            client.register("demo", IDENTITY)
-            for number, key in enumerate(KEYS):
-                client.put("demo", BlockHead(key, BLOCK_TOKENS, number * BLOCK_TOKENS), block(number))
-            alone, before = _matches(client, 2000), _rss_mib(daemon.pid)
-            with crowd(daemon.socket, room(1)) as members:
-                crowded, after = _matches(client, 2000), _rss_mib(daemon.pid)
-                size = len(members)
+    """Print the figures as JSON, or be a storm."""
+    if sys.argv[1:]:
+        storm(Path(sys.argv[1]))
+    with (
+        tempfile.TemporaryDirectory(prefix="kvtcd-crowd-") as name,
+        hostile_to(Path(name)) as (daemon, client),
+    ):
+        alone, before = matches(client, 2000), memory_mib(daemon.pid)
+        with crowd(daemon.socket, room(1)) as members:
+            crowded, size = matches(client, 2000), len(members)
+        with subprocess.Popen([sys.executable, "-m", "support.hostile", str(daemon.socket)]) as other:
+            stormed = matches(client, 2000)
+            other.kill()
+        peak = memory_mib(daemon.pid, "VmHWM")
     figures = {
         "connections": size,
-        "match_p50_ms": [round(took[len(took) // 2] * 1e3, 2) for took in (alone, crowded)],
-        "match_p99_ms": [round(took[len(took) * 99 // 100] * 1e3, 2) for took in (alone, crowded)],
-        "rss_mib": [round(before), round(after)],
+        "match_p50_ms": [round(took[len(took) // 2] * 1e3, 2) for took in (alone, crowded, stormed)],
+        "match_p99_ms": [round(took[len(took) * 99 // 100] * 1e3, 2) for took in (alone, crowded, stormed)],
+        "match_most_ms": [round(took[-1] * 1e3, 2) for took in (alone, crowded, stormed)],
+        "rss_mib": [round(before), round(peak)],
         "load": os.getloadavg()[0],
     }
     print(json.dumps(figures))  # noqa: T201 - this is what it is for
