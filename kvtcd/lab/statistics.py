@@ -2,11 +2,12 @@
 
 A figure is a function of documents: a mean, a ratio of sums, a ratio of two such. It is given as a function
 of *indices*, so that resampling documents keeps everything that was measured on one of them together.
+
+Documents are of files, which are not drawn: all that is said holds of other documents of the same files.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ LEVEL = 0.95
 RESAMPLES = 9_999
 _BATCH = 1_000
 _SEED = 0
+_CLOSE = 1e-12
+"""Of the largest deviation of a resample, what is rounding: of few documents many resamples are the same."""
 _NOTHING = 1e-9
 """Nats: below that, divergences are all the same."""
 
@@ -44,11 +47,23 @@ def logs(divergences: Sequence[float]) -> Floats:
 
 
 def interval(figure: Figure, groups: Sequence[int]) -> Interval:
-    """Return a figure and its 95 % bootstrap interval, bias-corrected and accelerated (BCa).
+    """Return a figure and its 95 % bootstrap interval: BCa, widened to what few documents allow to say.
 
-    Documents are resampled within their group (Efron and Tibshirani, An Introduction to the Bootstrap,
-    chapters 8.3 and 14.3). A document that is alone in its group is resampled with others that are, or with
-    those of the first group.
+    Documents are resampled within their group, and bounds are bias-corrected and accelerated (BCa; Efron and
+    Tibshirani, An Introduction to the Bootstrap, chapters 8.3 and 14.3). A document that is alone in its
+    group is resampled with others that are, or with those of the first group.
+
+    Resamples of n documents vary by (n - 1) / n of what they should, group by group, and know of no
+    uncertainty about that variance. So the distance of each bound from the figure is multiplied by the
+    root of what is missing (rescaling: Rao and Wu, Resampling Inference with Complex Survey Data, 1988)
+    and by the quantile of Student's distribution over the normal one (Hesterberg, What Teachers Should Know
+    about the Bootstrap, 2015), with the degrees of freedom of groups that vary each by itself (Satterthwaite
+    1946). Both are of the jackknife within groups; of one group of n documents they are
+    ``(n / (n - 1)) ** .5`` and ``t / 1.96`` with n - 1 degrees of freedom.
+
+    Of means it holds the truth in 94 to 96 % of cases where documents are normally distributed, in 2 files of
+    6, 4 of 3, one of 12 and 2 of 2, 91 to 95 % where their logarithms are, by .5, and 87 to 92 % where by 1:
+    such tails are not to be seen in so few. BCa alone holds it in 66 to 91 %, 64 to 89 % and 54 to 85 %.
 
     Args:
         figure: of the documents, by index.
@@ -57,30 +72,75 @@ def interval(figure: Figure, groups: Sequence[int]) -> Interval:
     Raises:
         Unavailable: scipy is not installed.
     """
-    try:
-        from scipy.stats import bootstrap  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Unavailable(f"intervals need {error.name}; pip install 'kvtcd[lab]'") from error
-    value = float(figure(np.arange(len(groups))))
-    strata = _strata(groups)
+    strata, everything = strata_of(groups), np.arange(len(groups))
+    value = float(figure(everything))
     if any(len(stratum) < 2 for stratum in strata) or not np.isfinite(value):
         return Interval(value, np.nan, np.nan)
+    parts = np.array_split(_drawn(strata), max(1, RESAMPLES // _BATCH))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a figure that some resamples do not have
+        resampled = np.concatenate([figure(part) for part in parts])
+        left_out = figure(np.stack([np.delete(everything, one) for one in everything]))
+    low, high = _bounds(np.array([value]), resampled[:, None], left_out[:, None], strata)
+    return Interval(value, float(low[0]), float(high[0]))
 
-    def resampled(*drawn: npt.NDArray[np.number], axis: int) -> Floats:
-        return figure(np.concatenate(drawn, axis=axis).astype(np.intp))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of figures that do not vary: handled below
-        found = bootstrap(
-            strata, resampled, n_resamples=RESAMPLES, batch=_BATCH, confidence_level=LEVEL, method="BCa",
-            vectorized=True, axis=-1, rng=np.random.default_rng(_SEED),
-        )  # fmt: skip
-    bounds = found.confidence_interval
-    if np.isfinite([bounds.low, bounds.high]).all():
-        return Interval(value, float(bounds.low), float(bounds.high))
-    # All resamples on one side of the value, or all the same: BCa is not defined, percentiles are.
-    low, high = np.quantile(found.bootstrap_distribution, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value, float(low), float(high))
+def intervals_of_means(values: Floats, groups: Sequence[int]) -> list[Interval]:
+    """Return what `interval` does of the means of columns ``[documents, n]``, all at once.
+
+    Raises:
+        Unavailable: scipy is not installed.
+    """
+    strata, count = strata_of(groups), len(values)
+    means = values.mean(axis=0)
+    if any(len(stratum) < 2 for stratum in strata):
+        return [Interval(float(one), np.nan, np.nan) for one in means]
+    places = _drawn(strata) + count * np.arange(RESAMPLES)[:, None]
+    times = np.bincount(places.ravel(), minlength=count * RESAMPLES).reshape(RESAMPLES, count)
+    low, high = _bounds(means, times @ values / count, (values.sum(axis=0) - values) / (count - 1), strata)
+    return [Interval(*map(float, one)) for one in zip(means, low, high, strict=True)]
+
+
+def _drawn(strata: Sequence[Indices]) -> Indices:
+    """Return resamples, as many of each stratum as it has: indices ``[RESAMPLES, documents]``."""
+    draw = np.random.default_rng(_SEED)
+    return np.concatenate([own[draw.integers(0, len(own), (RESAMPLES, len(own)))] for own in strata], axis=1)
+
+
+def _bounds(
+    values: Floats, resampled: Floats, left_out: Floats, strata: Sequence[Indices]
+) -> tuple[Floats, Floats]:
+    """Return lower and upper bounds of figures ``[n]``; see `interval`.
+
+    Args:
+        values: the figures.
+        resampled: of resamples, ``[RESAMPLES, n]``.
+        left_out: of all documents but one, ``[documents, n]``.
+        strata: documents of each group.
+    """
+    try:
+        from scipy.special import ndtr, ndtri, stdtrit  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Unavailable(f"intervals need {error.name}; pip install 'kvtcd[lab]'") from error
+    own = [left_out[stratum].mean(axis=0) - left_out[stratum] for stratum in strata]
+    kept = np.array([(len(one) - 1) / len(one) for one in own])[:, None]
+    squares, cubes = (np.array([(one**power).sum(axis=0) for one in own]) for power in (2, 3))
+    variances, naive = kept * squares, (kept**2 * squares).sum(axis=0)
+    varies = naive > 0
+    variance, naive = variances.sum(axis=0), np.where(varies, naive, 1)
+    terms = (variances**2 / [[len(one) - 1] for one in own]).sum(axis=0)
+    freedom = np.where(varies, variance**2 / np.where(varies, terms, 1), 1)
+    tail = (1 + LEVEL) / 2
+    wider = np.where(varies, (variance / naive) ** 0.5 * stdtrit(freedom, tail) / ndtri(tail), 1)
+    skew = (kept**3 * cubes).sum(axis=0) / (6 * naive**1.5)
+    same = _CLOSE * np.abs(resampled - values).max(axis=0)
+    below = ((resampled < values - same).mean(axis=0) + (resampled <= values + same).mean(axis=0)) / 2
+    bias = ndtri(np.clip(below, 1 / RESAMPLES, 1 - 1 / RESAMPLES))
+    bounds = []
+    for z in (bias - ndtri(tail), bias + ndtri(tail)):
+        shares = ndtr(bias + z / (1 - skew * z))
+        found = [np.quantile(one, share) for one, share in zip(resampled.T, shares, strict=True)]
+        bounds.append(values + wider * (found - values))
+    return bounds[0], bounds[1]
 
 
 def mean(values: Sequence[float] | Floats) -> Figure:
@@ -119,7 +179,8 @@ def brackets(kl: Floats, target: float) -> bool:
     return len(kl) > 1 and kl[0] <= target <= kl.max()
 
 
-def _strata(groups: Sequence[int]) -> list[Indices]:
+def strata_of(groups: Sequence[int]) -> list[Indices]:
+    """Return the documents of each group, those that are alone in theirs together; see `interval`."""
     names = np.asarray(groups)
     strata = [np.flatnonzero(names == name) for name in dict.fromkeys(groups)]
     several = [stratum for stratum in strata if len(stratum) > 1]

@@ -240,8 +240,8 @@ def test_a_picture_that_cannot_be_drawn_says_why(
 
 def test_without_scipy_the_extra_is_named(figures, measured, monkeypatch: pytest.MonkeyPatch) -> None:
     del figures
-    monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    with pytest.raises(Unavailable, match=r"intervals need scipy.stats; pip install 'kvtcd\[lab\]'"):
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(Unavailable, match=r"intervals need scipy.special; pip install 'kvtcd\[lab\]'"):
         Means.of(measured[2], [0, 1, 0, 0])
 
 

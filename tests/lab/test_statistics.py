@@ -9,15 +9,75 @@ import pytest
 from scipy import stats
 
 from kvtcd.lab import statistics
-from kvtcd.lab.statistics import Interval, at_kl, brackets, interval, mean
+from kvtcd.lab.statistics import Interval, at_kl, brackets, interval, intervals_of_means, mean
 
 
-def test_one_group_is_scipys_own_interval_of_the_mean() -> None:
-    values = np.random.default_rng(3).lognormal(size=40)
-    want = stats.bootstrap((values,), np.mean, method="BCa", rng=np.random.default_rng(0)).confidence_interval
-    found = interval(mean(values), [0] * 40)
-    assert found.value == pytest.approx(values.mean())
-    assert (found.lo, found.hi) == pytest.approx((want.low, want.high))
+@pytest.mark.parametrize("groups", [[0] * 12, [0] * 6 + [1] * 6, [n % 4 for n in range(12)]])
+def test_bounds_are_scipys_own_at_the_distance_that_few_documents_ask_for(groups: list[int]) -> None:
+    values = np.random.default_rng(3).lognormal(size=12)
+    files = [np.flatnonzero(np.array(groups) == file) for file in dict.fromkeys(groups)]
+
+    def of_all(*drawn: np.ndarray, axis: int) -> np.ndarray:
+        return np.concatenate([values[one] for one in drawn], axis=axis).mean(axis=axis)
+
+    want = stats.bootstrap(
+        files, of_all, method="BCa", vectorized=True, rng=np.random.default_rng(0)
+    ).confidence_interval
+    size, variances = 12 // len(files), [np.var(values[one], ddof=1) for one in files]
+    freedom = (size - 1) * sum(variances) ** 2 / sum(v * v for v in variances)
+    wider = math.sqrt(size / (size - 1)) * stats.t.ppf(0.975, freedom) / stats.norm.ppf(0.975)
+    value = values.mean()
+    found = interval(mean(values), groups)
+    assert found.value == pytest.approx(value)
+    close = 0.01 * (found.hi - found.lo)  # of resamples that are the same some are less, by rounding alone
+    assert found.lo == pytest.approx(value - wider * (value - want.low), abs=close)
+    assert found.hi == pytest.approx(value + wider * (want.high - value), abs=close)
+
+
+LAWS = {
+    "normal": (lambda draw, shape: draw.normal(size=shape), 0.0),
+    "skewed": (lambda draw, shape: draw.lognormal(sigma=0.5, size=shape), math.exp(0.125)),
+    "very skewed": (lambda draw, shape: draw.lognormal(size=shape), math.exp(0.5)),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "held"),
+    [
+        (2, 6, {"normal": (0.93, 0.97), "skewed": (0.905, 0.97), "very skewed": (0.86, 0.95)}),
+        (4, 3, {"normal": (0.93, 0.98), "skewed": (0.92, 0.97), "very skewed": (0.88, 0.95)}),
+        (1, 12, {"normal": (0.93, 0.97), "skewed": (0.91, 0.97), "very skewed": (0.86, 0.95)}),
+        (2, 2, {"normal": (0.93, 0.99), "skewed": (0.92, 0.99), "very skewed": (0.87, 0.97)}),
+    ],
+)
+def test_so_many_of_a_hundred_intervals_hold_the_truth(
+    monkeypatch: pytest.MonkeyPatch, files: int, size: int, held: dict[str, tuple[float, float]]
+) -> None:
+    """1,000 experiments of each; BCa as it is in books holds it in 66 to 91, 64 to 89 and 54 to 85 %."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 1999)
+    groups = [file for file in range(files) for _ in range(size)]
+    for law, (least, most) in held.items():
+        draw, truth = LAWS[law]
+        drawn = draw(np.random.default_rng(size), (files * size, 1000))
+        share = np.mean([one.lo <= truth <= one.hi for one in intervals_of_means(drawn, groups)])
+        assert least < share < most, law
+
+
+def test_a_file_that_varies_more_is_known_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that varies is in three documents of one file, and those of the other do not make up for it."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 1999)
+    drawn = np.random.default_rng(8).normal(size=(9, 2000))
+    drawn[3:] *= 0.01
+    found = intervals_of_means(drawn, [0] * 3 + [1] * 6)
+    assert 0.92 < np.mean([one.lo <= 0 <= one.hi for one in found]) < 0.98
+
+
+def test_means_at_once_are_the_means_one_by_one() -> None:
+    drawn = np.random.default_rng(6).lognormal(size=(7, 4))
+    groups = [0, 0, 1, 1, 1, 2, 3]
+    for own, found in zip(drawn.T, intervals_of_means(drawn, groups), strict=True):
+        want = interval(mean(own), groups)
+        assert (found.value, found.lo, found.hi) == pytest.approx((want.value, want.lo, want.hi))
 
 
 def test_a_skewed_mean_has_the_interval_of_efron_by_hand() -> None:
@@ -34,8 +94,10 @@ def test_a_skewed_mean_has_the_interval_of_efron_by_hand() -> None:
     for z in (normal.ppf(0.025), normal.ppf(0.975)):
         share = normal.cdf(z0 + (z0 + z) / (1 - acceleration * (z0 + z)))
         bounds.append(resamples[int(share * len(resamples))])
+    wider = math.sqrt(10 / 9) * stats.t.ppf(0.975, 9) / normal.ppf(0.975)
+    bounds = [value + wider * (bound - value) for bound in bounds]
     found = interval(mean(values), [0] * 10)
-    assert (found.lo, found.hi) == pytest.approx(bounds, rel=0.03)
+    assert (found.lo, found.hi) == pytest.approx(bounds, rel=0.05)
     assert found.hi - found.value > 1.4 * (found.value - found.lo)  # not a symmetric one
 
 
@@ -43,7 +105,7 @@ def test_resampling_within_files_leaves_out_what_only_differs_between_them() -> 
     spread = np.random.default_rng(0).normal(size=20)
     values = np.concatenate((spread, 100 + spread))
     within, across = interval(mean(values), [0] * 20 + [1] * 20), interval(mean(values), [0] * 40)
-    assert within.hi - within.lo < 1
+    assert within.hi - within.lo < 1.1
     assert across.hi - across.lo > 20
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvtcd.lab.ablate.regimes import Shape, draw
 from kvtcd.lab.dimension import dimension
+from kvtcd.lab.statistics import Floats, Interval, interval, mean
 
 ROWS = (16, 64, 128, 512, 4096)
 _TRIALS = 6
@@ -19,7 +20,7 @@ _ENOUGH = 64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Participation ratios of rows of length one, medians over trials."""
+    """Participation ratios of rows of length one: medians over trials, and of each trial."""
 
     regime: str
     dim: int
@@ -27,14 +28,22 @@ class Found:
     naive: float
     corrected: float
     limit: float
+    naive_of_trials: tuple[float, ...]
+    corrected_of_trials: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """`slope` of 1 / naive ratio over 1 / rows; how far `off` d the corrected one is at most."""
+    """What the budget does to both ratios.
+
+    Attributes:
+        slope: of 1 / naive ratio over 1 / rows, by least squares in each trial, since its points are of the
+            same draws and no sample of their own: mean over trials, and its interval.
+        off: relative distance from d of the bounds of the corrected one, the mean over trials, at most.
+    """
 
     regime: str
-    slope: float
+    slope: Interval
     off: float
 
 
@@ -46,16 +55,25 @@ def dimensions(seed: int, dim: int = 128) -> list[Found]:
             problem = draw(regime, Shape(dim, 2, 2, rows), seed=seed, trials=range(_TRIALS))
             unit = problem.key_rows / problem.key_rows.norm(dim=2, keepdim=True)
             each = [dimension(own) for own in unit]
-            naive, corrected = (
-                float(np.median([getattr(one, which) for one in each])) for which in ("naive", "corrected")
-            )
-            found.append(Found(regime, dim, rows, naive, corrected, each[0].limit))
+            naive, corrected = tuple(one.naive for one in each), tuple(one.corrected for one in each)
+            found.append(
+                Found(
+                    regime, dim, rows, float(np.median(naive)), float(np.median(corrected)), each[0].limit,
+                    naive, corrected,
+                )
+            )  # fmt: skip
     return found
 
 
 def law(found: list[Found], regime: str) -> Law:
     """Fit the law of one regime."""
     own = [one for one in found if one.regime == regime]
-    slope = np.polyfit([1 / one.rows for one in own], [1 / one.naive for one in own], 1)[0]
-    off = max(abs(one.corrected / one.dim - 1) for one in own if one.rows >= _ENOUGH)
-    return Law(regime, float(slope), off)
+    inverse = 1 / np.array([one.naive_of_trials for one in own])  # [rows, trials]
+    slopes = np.polyfit([1 / one.rows for one in own], inverse, 1)[0]
+    bounds = [_of_trials(np.array(one.corrected_of_trials) / one.dim) for one in own if one.rows >= _ENOUGH]
+    off = max(max(abs(one.lo - 1), abs(one.hi - 1)) for one in bounds)
+    return Law(regime, _of_trials(slopes), off)
+
+
+def _of_trials(values: Floats) -> Interval:
+    return interval(mean(values), [0] * len(values))

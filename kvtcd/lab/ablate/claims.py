@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtcd.lab.ablate.budgets import ISOTROPIC, ROWS, Found
-from kvtcd.lab.ablate.contrasts import Contrast, Table, frontier
+from kvtcd.lab.ablate.contrasts import Contrast, Table
 from kvtcd.lab.ablate.criteria import regime_of
+from kvtcd.lab.ablate.frontier import frontier
 from kvtcd.lab.ablate.regimes import REGIMES, Shape, draw
 from kvtcd.lab.ablate.schemes import EIGHT, REFERENCE
 from kvtcd.lab.ablate.sides import KEYS, Side, allocated, prepared
@@ -84,7 +85,7 @@ def _survivors(tables: Sequence[Table]) -> Claim:
     kept: dict[str, set[str]] = {}
     for table in tables:
         eight = table.only(EIGHT)
-        kept[regime_of(table.name)] = {name for name, _ in frontier(eight)}
+        kept[regime_of(table.name)] = {one.scheme for one in frontier(eight)}
     agreed = sum(names <= _SURVIVORS for names in kept.values())
     verdict: Verdict = "holds" if agreed == len(kept) else "partly" if agreed else "does not hold"
     lists = "; ".join(f"{regime}: {', '.join(sorted(names))}" for regime, names in kept.items())

@@ -16,8 +16,9 @@ from kvtcd.lab import dump as dumps
 from kvtcd.lab.ablate import budgets, real
 from kvtcd.lab.ablate.cells import Cell, Row, chunks, drawn, joined, preset, run
 from kvtcd.lab.ablate.claims import Claim, claims
-from kvtcd.lab.ablate.contrasts import Contrast, Table, contrasts, frontier
+from kvtcd.lab.ablate.contrasts import Contrast, Table, contrasts
 from kvtcd.lab.ablate.criteria import Criterion, criteria
+from kvtcd.lab.ablate.frontier import Left, frontier
 from kvtcd.lab.ablate.journal import Journal, run_of
 from kvtcd.lab.ablate.regimes import Problem, Shape
 from kvtcd.lab.ablate.report import markdown, show
@@ -57,7 +58,7 @@ class Figures:
     source: str | None
     cells: tuple[tuple[Cell, tuple[Row, ...]], ...]
     contrasts: tuple[Contrast, ...]
-    frontiers: dict[str, list[tuple[str, int]]]
+    frontiers: dict[str, list[Left]]
     implementations: Split | None
     seeds: dict[str, Split]
     schemes: dict[str, float]

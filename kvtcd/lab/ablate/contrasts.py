@@ -8,12 +8,12 @@ and 0.06 to 0.15 bits are little.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvtcd.lab.ablate.cells import Row
-from kvtcd.lab.ablate.paired import Paired, benjamini_hochberg, holm, paired
+from kvtcd.lab.ablate.paired import Paired, holm, paired
 from kvtcd.lab.ablate.schemes import REFERENCE
 from kvtcd.lab.statistics import Floats
 
@@ -33,7 +33,9 @@ class Contrast:
         bits: of `of`, where `over` is compared.
         moved: bits that `over` had to be moved by.
         found: what the trials say.
-        p_holm, q: p-value corrected for every contrast of the run, and rate of false discoveries.
+        p_holm, p_alike: p-values of a difference, and of there being none that matters, each corrected for
+            every contrast of the run.
+        q: rate of false discoveries (Benjamini and Hochberg 1995), for exploration.
     """
 
     cell: str
@@ -45,6 +47,7 @@ class Contrast:
     moved: float
     found: Paired
     p_holm: float = 1.0
+    p_alike: float = 1.0
     q: float = 1.0
 
 
@@ -118,34 +121,10 @@ def contrasts(tables: Sequence[Table]) -> list[Contrast]:
 
 def corrected(found: Sequence[Contrast]) -> list[Contrast]:
     """Return contrasts with their p-values corrected."""
+    from scipy.stats import false_discovery_control  # noqa: PLC0415 - an extra
+
     p = [one.found.p for one in found]
-    return [
-        Contrast(
-            one.cell, one.figure, one.of, one.over, one.budget, one.bits, one.moved, one.found, p_holm, q
-        )
-        for one, p_holm, q in zip(found, holm(p), benjamini_hochberg(p), strict=True)
-    ]
-
-
-def frontier(table: Table) -> list[tuple[str, int]]:
-    """Return which schemes at which budgets no other surpasses.
-
-    That is in bits, divergence and error of the output together. Figures are geometric means over trials. One
-    surpasses another that is no better in any of the three and worse in one.
-    """
-    points = {
-        (scheme, budget): (
-            table.row(scheme, budget).bits,
-            *(float(table.logs(scheme, budget, figure).mean()) for figure in FIGURES),
-        )
-        for scheme in table.schemes
-        for budget in table.budgets
-    }
-    return [
-        key
-        for key, own in points.items()
-        if not any(
-            other != own and all(theirs <= mine for theirs, mine in zip(other, own, strict=True))
-            for other in points.values()
-        )
-    ]
+    each = zip(
+        found, holm(p), holm([one.found.p_alike for one in found]), false_discovery_control(p), strict=True
+    )
+    return [replace(one, p_holm=p_holm, p_alike=p_alike, q=float(q)) for one, p_holm, p_alike, q in each]

@@ -1,11 +1,11 @@
 """Paired tests of one scheme against another: the unit is the trial, which both have seen.
 
 The outcome is ``delta``, the difference of logarithms: ``exp(delta)`` times the divergence, or the error of
-the output. Intervals are 95 % BCa. Ranks are signed (Wilcoxon 1945), their effect size the matched-pairs
-rank-biserial correlation (Kerby 2014); that of Mann and Whitney, which forgets the pairs, is there to be
-compared with arXiv 2605.08114. Families of tests are corrected after Holm (1979); those of Benjamini and
-Hochberg (1995) are for exploration. Equality is shown, if at all, by two one-sided tests (Schuirmann 1987): a
-difference that is not significant is none.
+the output. Intervals are those of `statistics`. Ranks are signed (Wilcoxon 1945), their effect size the
+matched-pairs rank-biserial correlation (Kerby 2014); that of Mann and Whitney, which forgets the pairs, is
+there to be compared with arXiv 2605.08114. Families of tests, those of equality too, are corrected after Holm
+(1979). Equality is shown, if at all, by two one-sided tests (Schuirmann 1987): a difference that is not
+significant is none.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtcd.core.errors import Unavailable
-from kvtcd.lab.statistics import LEVEL, RESAMPLES, Floats
+from kvtcd.lab.statistics import Floats, intervals_of_means
 
 SAME = math.log(1.05)
 """Margin within which two implementations are one codec."""
-_SEED = 0
 _NOTHING = 1e-12
 """Standard error below which differences are all the same."""
 ALIKE = math.log(1.25)
@@ -69,16 +68,16 @@ def paired(first: Floats, second: Floats) -> list[Paired]:
         from scipy import stats  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Unavailable(f"tests need {error.name}; pip install 'kvtcd[lab]'") from error
-    lows, highs = intervals(first - second)
     found = []
-    for own, other, low, high in zip(first.T, second.T, lows, highs, strict=True):
+    bounds = intervals_of_means(first - second, [0] * len(first))
+    for own, other, bound in zip(first.T, second.T, bounds, strict=True):
         differences = own - other
         delta, spread = float(differences.mean()), float(differences.std(ddof=1))
         found.append(
             Paired(
                 delta=delta,
-                lo=float(low),
-                hi=float(high),
+                lo=bound.lo,
+                hi=bound.hi,
                 p=float(stats.wilcoxon(differences).pvalue) if differences.any() else 1.0,
                 signed=_signed(differences),
                 unsigned=_unsigned(own, other),
@@ -89,30 +88,6 @@ def paired(first: Floats, second: Floats) -> list[Paired]:
             )
         )
     return found
-
-
-def intervals(differences: Floats) -> tuple[Floats, Floats]:
-    """Return bounds of the means of columns ``[trials, n]``: as `statistics.interval`, in one product."""
-    from scipy.stats import norm  # noqa: PLC0415 - an extra
-
-    trials = len(differences)
-    drawn = np.random.default_rng(_SEED).multinomial(trials, np.full(trials, 1 / trials), RESAMPLES)
-    means = np.sort(drawn @ differences / trials, axis=0)
-    value = differences.mean(axis=0)
-    below = ((means < value).mean(axis=0) + (means <= value).mean(axis=0)) / 2
-    bias = norm.ppf(np.clip(below, 1 / RESAMPLES, 1 - 1 / RESAMPLES))
-    apart = differences - value
-    squares = np.square(apart).sum(axis=0)
-    skew = (apart**3).sum(axis=0) / (6 * np.where(squares > 0, squares, 1) ** 1.5)
-    bounds = []
-    for share in ((1 - LEVEL) / 2, (1 + LEVEL) / 2):
-        z = bias + norm.ppf(share)
-        places = norm.cdf(bias + z / (1 - skew * z)) * (RESAMPLES - 1)
-        low = np.floor(places).astype(int)
-        high, rest = np.minimum(low + 1, RESAMPLES - 1), places - low
-        columns = np.arange(differences.shape[1])
-        bounds.append(means[low, columns] * (1 - rest) + means[high, columns] * rest)
-    return bounds[0], bounds[1]
 
 
 def equivalence(differences: Floats, margin: float) -> float:
@@ -130,40 +105,27 @@ def holm(p: Sequence[float]) -> list[float]:
     """Return p-values that hold for all tests together."""
     order = np.argsort(p, kind="stable")
     left = len(p) - np.arange(len(p))
-    adjusted = np.minimum(np.maximum.accumulate(np.asarray(p, np.float64)[order] * left), 1)
-    return _back(adjusted, order)
-
-
-def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """Return the rates of false discoveries at which each test would be one."""
-    order = np.argsort(p, kind="stable")
-    scaled = np.asarray(p, np.float64)[order] * len(p) / (np.arange(len(p)) + 1)
-    return _back(np.minimum(np.minimum.accumulate(scaled[::-1])[::-1], 1), order)
-
-
-def _back(values: Floats, order: np.ndarray[tuple[int, ...], np.dtype[np.intp]]) -> list[float]:
-    found = np.empty(len(values))
-    found[order] = values
+    found = np.empty(len(p))
+    found[order] = np.minimum(np.maximum.accumulate(np.asarray(p, np.float64)[order] * left), 1)
     return [float(value) for value in found]
+
+
+def least_p(trials: int) -> float:
+    """Return the smallest p-value of Wilcoxon's signed ranks, two-sided: all signs are the same."""
+    return 2.0 ** (1 - trials)
 
 
 def _signed(differences: Floats) -> float:
     """Positive ranks less negative ones, over all; pairs without a difference have none."""
+    from scipy.stats import rankdata  # noqa: PLC0415 - an extra
+
     own = differences[differences != 0]
     if not len(own):
         return 0.0
-    ranks = _ranks(np.abs(own))
+    ranks = rankdata(np.abs(own))
     return float((ranks * np.sign(own)).sum() / ranks.sum())
 
 
 def _unsigned(first: Floats, second: Floats) -> float:
     """How much more often one of the first is above one of the second than below."""
     return float(np.sign(first[:, None] - second).mean())
-
-
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 1; equal values share theirs."""
-    below = (values[None] < values[:, None]).sum(axis=1)
-    equal = (values[None] == values[:, None]).sum(axis=1)
-    ranks: Floats = below + (equal + 1) / 2
-    return ranks

@@ -12,7 +12,8 @@ from rich.console import Console
 from kvtcd import __version__
 from kvtcd.lab.ablate.cells import Row
 from kvtcd.lab.ablate.contrasts import Contrast, Table
-from kvtcd.lab.ablate.criteria import TITLES
+from kvtcd.lab.ablate.criteria import TITLES, listed
+from kvtcd.lab.ablate.paired import least_p
 from kvtcd.lab.ablate.schemes import NAMED, REFERENCE
 from kvtcd.lab.ablate.spread import Split, systematic
 
@@ -54,7 +55,8 @@ def markdown(figures: Figures, plot: Path | None) -> str:
         "## One factor at a time: times the divergence\n\n" + _matrix(figures, "kl", factors),
         "## The same: times the error of the output\n\n" + _matrix(figures, "output", factors),
         "## Other pairs: times the divergence, or the error of the output\n\n" + "\n".join(_pairs(figures)),
-        "## What no other scheme surpasses\n\nIn bits, divergence and error of the output together.\n\n"
+        "## What no other scheme surpasses beyond noise\n\nIn bits, divergence and error of the output "
+        "together; after Holm over all pairs of a cell. `?`: surpassed by means, but within noise.\n\n"
         + "\n".join(_frontiers(figures)),
         "## Codec, implementation, seed\n\n" + "\n".join(_spread(figures)),
         "## Medians: bits, divergence, error of the output\n\n" + "\n".join(_figures(figures)),
@@ -70,12 +72,20 @@ def _head(figures: Figures, plot: Path | None) -> str:
         "values, queries and rows to calibrate on. *Times* is the ratio of geometric means, its interval "
         "95 % BCa over trials; p is of Wilcoxon's signed ranks, after Holm over all "
         f"{len(figures.contrasts)} comparisons; "
-        "r is the rank-biserial correlation; `=`: two one-sided tests show less than 25 % of difference; "
-        "`?`: p is above 5 %. "
+        "r is the rank-biserial correlation; `=`: two one-sided tests, after Holm too, show less than "
+        "25 % of difference; `?`: neither is shown. "
         "A difference that is not significant is no equality. The other scheme is moved along its own curve "
         "to the bits of the first."
     )
     lines = [f"# Ablation: {what}", "", text]
+    least = least_p(figures.trials)
+    if len(figures.contrasts) * least >= _ALPHA:
+        corrected = min(1, len(figures.contrasts) * least)
+        warning = (
+            f"**{figures.trials} trials cannot show a difference here**: no p of signed ranks is below "
+            f"{least:.2g}, and after Holm none below {corrected:.2g}. Intervals are of each comparison alone."
+        )
+        lines += ["", warning]
     if plot:
         lines += ["", f"![Ratios to tq-kv, and rate and error]({plot.name})"]
     return "\n".join(lines)
@@ -155,7 +165,7 @@ def _pairs(figures: Figures) -> Iterator[str]:
 def _word(figures: Figures, one: Contrast) -> str:
     """Say in a word what a comparison comes to."""
     found = one.found
-    if found.p_alike < _ALPHA:
+    if one.p_alike < _ALPHA:
         return "alike"
     if one.p_holm >= _ALPHA:
         return "undecided"
@@ -167,7 +177,7 @@ def _word(figures: Figures, one: Contrast) -> str:
 
 def _frontiers(figures: Figures) -> Iterator[str]:
     for cell, best in figures.frontiers.items():
-        yield f"- {cell}: " + ", ".join(f"{name} at {budget}" for name, budget in best)
+        yield f"- {cell}: {listed(best)}"
 
 
 def _spread(figures: Figures) -> Iterator[str]:

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy import stats
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Rope, RopeKind
 from kvtcd.lab.ablate import budgets, cells, command, real
-from kvtcd.lab.ablate.budgets import Found
+from kvtcd.lab.ablate.budgets import Found, law
 from kvtcd.lab.ablate.cells import Cell, Preset, Row
 from kvtcd.lab.ablate.claims import uniform_share
 from kvtcd.lab.ablate.contrasts import Table, contrasts
@@ -22,6 +23,7 @@ from kvtcd.lab.ablate.regimes import Shape, draw
 from kvtcd.lab.ablate.schemes import NAMED, grid
 from kvtcd.lab.dimension import dimension
 from kvtcd.lab.dump import Document, Dump, write
+from kvtcd.lab.statistics import interval, mean
 
 SMALL = {name: scheme for name, scheme in grid().items() if name in NAMED or "seed" in name}
 SMALL["scale=norm"] = grid()["scale=norm"]
@@ -58,6 +60,8 @@ def test_figures_report_and_plot_are_written(tmp_path):
     assert {one["verdict"] for one in found["claims"]} <= {"holds", "partly", "does not hold"}
     text = files[1].read_text()
     assert "arXiv 2607.09683" in text
+    assert "6 trials cannot show a difference here" in text
+    assert "no p of signed ranks is below 0.031" in text
     assert "![" in text
     assert "scale=norm" in text
     assert files[2].stat().st_size > 10_000
@@ -157,8 +161,19 @@ def as_put_out(regime, scheme, budget):
     )
 
 
+SPREAD = 1 + 0.01 * np.array([-1.0, 0.3, 0.7, -0.5, 0.9, -0.4])
+"""Of six trials."""
+
+
+def found_by(regime, rows, naive, corrected, spread=SPREAD):
+    each, others = naive * spread, corrected * spread
+    return Found(
+        regime, 128, rows, float(np.median(each)), float(np.median(others)), 0, tuple(each), tuple(others)
+    )
+
+
 LAW = [
-    Found(regime, 128, n, n * 128 / (n + 128), 128.0, 0)
+    found_by(regime, n, n * 128 / (n + 128), 128.0)
     for regime in ("unit_sphere", "fattail")
     for n in (16, 64, 128, 512, 4096)
 ]
@@ -189,22 +204,36 @@ def test_each_criterion_can_fail(name, spoil):
     assert not criteria(tables, contrasts(tables), LAW)[name].holds
 
 
-@pytest.mark.parametrize("spoilt", [("naive", 1.6), ("corrected", 1.2)])
-def test_the_law_of_dimensions_can_fail(spoilt):
-    name, factor = spoilt
+@pytest.mark.parametrize(
+    ("naive", "corrected", "spread"),
+    [
+        (1.6, 1.0, SPREAD),
+        (1.0, 1.2, SPREAD),
+        (1.0, 1.0, 1 + 30 * (SPREAD - 1)),  # all is as it should be in the mean, and nothing is known of it
+    ],
+)
+def test_the_law_of_dimensions_can_fail(naive, corrected, spread):
     bent = [
-        Found(
-            one.regime,
-            128,
-            one.rows,
-            **{"naive": one.naive, "corrected": one.corrected, name: value},
-            limit=0,
-        )
+        found_by(one.regime, one.rows, naive * one.rows * 128 / (one.rows + 128), corrected * 128, spread)
         for one in LAW
-        for value in [getattr(one, name) * (factor if one.rows == 64 or name == "naive" else 1)]
     ]
     tables = world(as_found, output=as_put_out)
     assert not criteria(tables, contrasts(tables), bent)["iii"].holds
+
+
+def test_the_slope_is_fitted_in_each_trial_and_its_interval_is_over_trials():
+    own = budgets.dimensions(seed=5)
+    found = law(own, "unit_sphere")
+    slopes = []
+    for trial in range(6):
+        x = [1 / one.rows for one in own if one.regime == "unit_sphere"]
+        y = [1 / one.naive_of_trials[trial] for one in own if one.regime == "unit_sphere"]
+        slopes.append(stats.linregress(x, y).slope)
+    want = interval(mean(slopes), [0] * 6)
+    assert (found.slope.value, found.slope.lo, found.slope.hi) == pytest.approx(
+        (want.value, want.lo, want.hi)
+    )
+    assert found.slope.lo < found.slope.value < found.slope.hi
 
 
 ROPE = Rope(RopeKind.DEFAULT, 10_000.0, 16)
