@@ -1,7 +1,9 @@
 """What `name = "auto"` of a policy stands for: choices that were measured with a profile, and are kept in it.
 
-A choice is for a ratio. Of all codecs that store at most so many bytes it is the one with the least
-divergence on documents that the profile was not made from; the others are kept beside it, with what they had.
+A choice is for a ratio. Of all codecs that store at most so many bytes, those that are not told apart from
+the one with the least divergence, on documents that the profile was not made from, are as good as it; the one
+of them that stores least is chosen. The others are kept beside it, with what they had: what has less than one
+time its divergence was measured to have less, in more bytes, and not beyond noise.
 A blob has one codec, so keys and values share it; which would be best for each alone is kept as evidence.
 """
 
@@ -28,7 +30,8 @@ class Candidate:
         ratio: of coded tokens, every byte counted.
         kl, kl_lo, kl_hi: divergence, nats per token, and its 95 % interval over documents; `kl` itself where
             there is none.
-        times, times_lo, times_hi: its divergence over that of the chosen one, paired, and the interval.
+        times, times_lo, times_hi: its divergence over that of the chosen one, paired, and the interval of
+            this pair alone.
         errors: by stream, weighted error of a token, nats.
     """
 

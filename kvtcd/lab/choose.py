@@ -1,40 +1,40 @@
 """`kvtcd profile choose`: which codec `auto` stands for, measured on texts that a profile was not made from.
 
-For each ratio, of every codec the finest stand of its dial that stores no more is measured (a tenth is
-allowed, since ratios of `kvtc2` are those of other texts). What has the least divergence, in the mean of
-logarithms over documents, is chosen; the others are compared with it, paired. The weighted error of each
-stream, half of the squared error under the sensitivities of the profile, is kept beside that.
+For each ratio, of every codec the finest stand of its dial that stores no more, over all documents, is
+measured (a tenth is allowed, since ratios of `kvtc2` are those of other texts); `winner` chooses among them.
+The weighted error of each stream, half of the squared error under the sensitivities of the profile, is kept
+beside that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
 from kvtcd import outputs, terminal
-from kvtcd.codec.choices import Candidate, Choice
+from kvtcd.codec.choices import Choice
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.profile import Profile, build, load, store
 from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, models, texts
-from kvtcd.lab.ablate.paired import paired
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
 from kvtcd.lab.codec_spec import Spec
-from kvtcd.lab.evaluate import Block, Document, Size
+from kvtcd.lab.evaluate import Block, Document
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
 from kvtcd.lab.phases import Advance, Phases
 from kvtcd.lab.rd import cut
-from kvtcd.lab.statistics import interval, logs, mean
+from kvtcd.lab.winner import Sample, choose
 from kvtcd.terminal import Table
 
 RATIOS = (4.0, 8.0, 16.0, 32.0)
@@ -43,20 +43,8 @@ ALLOWED = 0.9
 """Of a ratio, what a codec has to have at least."""
 _FINER = (1.0, 1.25)
 """Times a ratio, where dials that are ratios are put: what comes of them is not quite what is asked for."""
-_LEAST = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One document through one codec; `errors` are weighted ones of a coded token, by stream, nats."""
-
-    size: Size
-    kl: float
-    errors: Mapping[str, float]
-
-
-Samples = Mapping[Spec, Sequence[Sample]]
-"""By codec, one for each document, in the same order for all."""
+_LEAST = 6
+"""Documents; four can tell no codec from another (`simultaneous.reachable`), five hardly any."""
 
 
 def command(
@@ -98,7 +86,8 @@ def command(
             documents = _read(loaded, identity, [window.tokens for window in windows], context, advance)
         opened = open_codecs(identity, stands(asked, ratios or RATIOS, profile), source)
         with phases("what each codec stores"):
-            pools = eligible(opened, documents[0].blocks, identity, ratios or RATIOS)
+            caches = [document.blocks for document in documents]
+            pools = eligible(opened, caches, identity, ratios or RATIOS)
         wanted = list(dict.fromkeys(spec for pool in pools.values() for spec in pool))
         with phases.bar("codecs", len(wanted)) as advance:
             samples = {}
@@ -164,19 +153,22 @@ def stands(asked: Sequence[Spec], ratios: Sequence[float], profile: Profile) -> 
 
 def eligible(
     codecs: Mapping[Spec, NamespaceCodec],
-    blocks: Sequence[Block],
+    caches: Sequence[Sequence[Block]],
     identity: Identity,
     ratios: Sequence[float],
 ) -> dict[float, list[Spec]]:
-    """Return, by ratio, the finest stand of each codec that stores the blocks of a document in so little.
+    """Return, by ratio, the finest stand of each codec that stores all documents together in so little.
 
     Raises:
         ConfigError: no codec does.
     """
-    had = {
-        spec: evaluate.size(identity.layout, blocks, evaluate.encode(codec.encoder, blocks)).ratio
-        for spec, codec in codecs.items()
-    }
+    had = {}
+    for spec, codec in codecs.items():
+        sizes = (
+            evaluate.size(identity.layout, blocks, evaluate.encode(codec.encoder, blocks))
+            for blocks in caches
+        )
+        had[spec] = reduce(add, sizes).ratio
     found = {}
     for ratio in ratios:
         small = sorted((spec for spec, own in had.items() if own >= ALLOWED * ratio), key=had.__getitem__)
@@ -224,35 +216,6 @@ def weighted_errors(
     return found
 
 
-def choose(ratio: float, samples: Samples, groups: Sequence[int]) -> Choice:
-    """Choose what has the least divergence, and compare the others with it.
-
-    Args:
-        ratio: that all of them have.
-        samples: of the codecs.
-        groups: by document, which file it is of.
-    """
-    kls = {spec: logs([one.kl for one in own]) for spec, own in samples.items()}
-    order = sorted(samples, key=lambda spec: float(kls[spec].mean()))
-    against = paired(
-        np.stack([kls[spec] for spec in order], axis=1), np.stack([kls[order[0]]] * len(order), axis=1)
-    )
-    found = []
-    for spec, versus in zip(order, against, strict=True):
-        own = samples[spec]
-        kl = interval(mean([one.kl for one in own]), groups)
-        total = sum((one.size for one in own[1:]), own[0].size)
-        lo, hi = (bound if np.isfinite(bound) else kl.value for bound in (kl.lo, kl.hi))
-        found.append(
-            Candidate(
-                spec.choice(), total.ratio, kl.value, max(lo, 0.0), hi,
-                float(np.exp(versus.delta)), float(np.exp(versus.lo)), float(np.exp(versus.hi)),
-                {name: float(np.mean([one.errors[name] for one in own])) for name in own[0].errors},
-            )
-        )  # fmt: skip
-    return Choice(ratio, len(groups), tuple(found))
-
-
 def with_choices(profile: Profile, choices: Sequence[Choice]) -> bytes:
     """Return the bytes of a profile with other choices, all else as it was."""
     origin = replace(profile.origin, choices=tuple(choice.to_json() for choice in choices))
@@ -277,4 +240,8 @@ def show(console: Console, model: str, choices: Sequence[Choice]) -> None:
                 f"{one.times:.2f}", f"{one.times_lo:.2f} to {one.times_hi:.2f}", errors,
             )  # fmt: skip
         console.print(table)
-    console.print("Times: over the one chosen. Error: weighted, nats of a token; * the least of a stream.")
+    console.print(
+        "Chosen: of those not told apart from the best, what stores least. Times: over that one, so what is "
+        "below 1 had less divergence in more bytes, and not surely. Error: weighted, nats of a token; * the "
+        "least of a stream."
+    )

@@ -113,7 +113,7 @@ def command(
         noise=Means.of(noise, groups),
         points=measured,
         equal_kl=tuple(equal_kl(results, groups)),
-        surpassed=tuple(surpassed(measured)),
+        surpassed=tuple(surpassed(measured, groups)),
     )
     show(console, figures)
     if json:

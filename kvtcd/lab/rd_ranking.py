@@ -1,23 +1,22 @@
 """Which codecs others surpass: less divergence in no more bytes, tested document by document.
 
-Every point is held against that one of other codecs that stores no more and has the least divergence. The
-unit is the document, the outcome the difference of logarithms of divergence (`ablate.paired`): interval by
-BCa, Wilcoxon's signed ranks, corrected after Holm for all points. With five documents or fewer no p can be
-below .06, and the interval has to do.
+Every point is held against all of other codecs that store no more. The unit is the document, the outcome the
+difference of logarithms of divergence. All these pairs are one family (`simultaneous`), so the p of the one
+that is named holds although it was picked; its interval is of that pair alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from kvtcd.lab.ablate.paired import holm, paired
 from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import Point
-from kvtcd.lab.statistics import logs
+from kvtcd.lab.simultaneous import ALPHA, above
+from kvtcd.lab.statistics import interval, logs, mean
 
 SAME_BYTES = 1.02
 """Times the bytes of a point that another may store and still be held against it."""
@@ -32,7 +31,7 @@ class Surpassed:
         smaller: bytes of `of` over those of `by`.
         times: divergence of `by` over that of `of`, geometric means over documents.
         lo, hi: its interval.
-        p: of Wilcoxon's signed ranks, corrected for all points.
+        p: that it is less by chance, corrected for all pairs of all points.
     """
 
     of: str
@@ -45,35 +44,45 @@ class Surpassed:
 
     @property
     def surely(self) -> bool:
-        """Whether the interval says so; small as samples are, that is the weaker of the two tests."""
-        return self.hi < 1
+        """Whether it is beyond noise, that of having picked it too."""
+        return self.p < ALPHA
 
 
-def surpassed(points: Sequence[Point]) -> list[Surpassed]:
-    """Return the points that another codec surpasses, each with the best of those that store no more."""
-    if not points or len(points[0].kl_of_documents) < 2:
+def surpassed(points: Sequence[Point], groups: Sequence[int]) -> list[Surpassed]:
+    """Return the points that another codec surpasses, and which that is.
+
+    Of those that do so beyond noise it is the one with the least divergence; where none does, that of all.
+
+    Args:
+        points: of one set of documents.
+        groups: by document, which file it is of.
+    """
+    if not points or len(groups) < 2:
         return []
     kl = [logs(point.kl_of_documents) for point in points]
     bits = [point.bits_per_token for point in points]
-    pairs = []
-    for of, point in enumerate(points):
-        others = [
-            by for by, other in enumerate(points)
-            if other.codec != point.codec and bits[by] <= SAME_BYTES * bits[of]
-        ]  # fmt: skip
-        best = min(others, key=lambda by: float(kl[by].mean()), default=None)
-        if best is not None and kl[best].mean() < kl[of].mean():
-            pairs.append((of, best))
+    pairs = [
+        (of, by)
+        for of, point in enumerate(points)
+        for by, other in enumerate(points)
+        if other.codec != point.codec and bits[by] <= SAME_BYTES * bits[of]
+    ]
     if not pairs:
         return []
-    tested = paired(
-        np.stack([kl[by] for _, by in pairs], axis=1), np.stack([kl[of] for of, _ in pairs], axis=1)
-    )
-    names = [spelled(point.codec, point.dial) for point in points]
-    found = [
-        Surpassed(
-            names[of], names[by], bits[of] / bits[by], own.times, math.exp(own.lo), math.exp(own.hi), own.p
-        )
-        for (of, by), own in zip(pairs, tested, strict=True)
-    ]
-    return [replace(one, p=p) for one, p in zip(found, holm([one.p for one in found]), strict=True)]
+    more = np.stack([kl[of] - kl[by] for of, by in pairs], axis=1)
+    p = dict(zip(pairs, above(more, groups), strict=True))
+    found = []
+    for of, point in enumerate(points):
+        better = [by for own, by in pairs if own == of and kl[by].mean() < kl[of].mean()]
+        if not better:
+            continue
+        best = min(better, key=lambda by: (p[of, by] >= ALPHA, float(kl[by].mean())))
+        times = interval(mean(kl[best] - kl[of]), groups)
+        found.append(
+            Surpassed(
+                spelled(point.codec, point.dial), spelled(points[best].codec, points[best].dial),
+                bits[of] / bits[best], math.exp(times.value), math.exp(times.lo), math.exp(times.hi),
+                float(p[of, best]),
+            )
+        )  # fmt: skip
+    return found

@@ -13,6 +13,7 @@ from kvtcd.codec.ports import Reason
 from kvtcd.lab.codec_spec import spelled
 from kvtcd.lab.rd_points import EqualKl, Point
 from kvtcd.lab.rd_ranking import Surpassed
+from kvtcd.lab.simultaneous import ALPHA, reachable
 from kvtcd.terminal import Table
 
 if TYPE_CHECKING:
@@ -100,6 +101,20 @@ def show(console: Console, figures: Figures) -> None:
                 _SURPASSED, figures.surpassed, left={"codec", "surpassed by"}
             )
         )
+        console.print(_left(figures))
+
+
+def _left(figures: Figures) -> str:
+    """Say what is left: which points nothing surpasses, or nothing surely."""
+    doubtful = {one.of for one in figures.surpassed if not one.surely}
+    sure = {one.of for one in figures.surpassed} - doubtful
+    names = [spelled(point.codec, point.dial) for point in figures.points]
+    left = [name + (" ?" if name in doubtful else "") for name in names if name not in sure]
+    text = f"Not surpassed beyond noise: {', '.join(left) or 'none'}."
+    least = reachable(figures.documents)
+    if least >= ALPHA:
+        text += f" ({figures.documents} documents can show nothing: no p is below {least:.2g}.)"
+    return text
 
 
 def _table(title: str) -> Table:

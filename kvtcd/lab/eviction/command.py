@@ -107,7 +107,12 @@ def command(
                     results[method].append(quality(logits["whole"], logits[str(method)], tokens))
                 advance(number + 1)
     points = (*known.points, *_points(results, known, token_bits))
-    figures = replace(known, points=points, equal_kl=(), surpassed=tuple(surpassed(points)))
+    figures = replace(
+        known,
+        points=points,
+        equal_kl=(),
+        surpassed=tuple(surpassed(points, known.file_of_documents)),
+    )
     show(console, figures)
     if json:
         write_json(json, "eval eviction", asdict(figures))
