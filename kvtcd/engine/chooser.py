@@ -46,6 +46,12 @@ class Chooser:
         choice = CodecChoice("lossless", device=policy.codec.device)
         return await self._lane.run(self._codecs, identity, choice)
 
+    async def hurried(self, namespace: Namespace, policy: Policy) -> Codec:
+        """Return what packs a namespace in a hurry under a policy; its own, if that works where it is to."""
+        if policy.codec.device == namespace.policy.codec.device:
+            return namespace.lossless
+        return await self.lossless(namespace.identity, policy)
+
     async def renewed(self, namespace: Namespace, policy: Policy) -> Codec:
         """Return the codec that a policy gives a namespace with the profiles of now; its own, if the same."""
         if policy.codec != namespace.policy.codec:

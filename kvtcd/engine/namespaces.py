@@ -35,7 +35,7 @@ class Tenant:
 
 @dataclass(slots=True, eq=False)
 class Namespace:
-    """One registered identity of one tenant. Only `policy`, `codec` and `drifting` ever change.
+    """One registered identity of one tenant. Only `policy`, the codecs and `drifting` ever change.
 
     `number` stands for (tenant, digest) in the catalog. `generation` is written into every envelope, so that
     records of a purged namespace are never taken for those of its successor. `lossless` packs in a hurry.

@@ -210,14 +210,15 @@ class Tenancy:
         Profiles that have come since count too. What is packed already stays as it is, and is read as before.
         """
         async with self._changing:
-            chosen: list[tuple[Namespace, Policy, Codec]] = []
+            chosen: list[tuple[Namespace, Policy, Codec, Codec]] = []
             for namespace in self.registry.all():
                 policy = _governing(policies, namespace.name, namespace.identity)
-                chosen.append((namespace, policy, await self._chooser.renewed(namespace, policy)))
+                codec = await self._chooser.renewed(namespace, policy)
+                chosen.append((namespace, policy, codec, await self._chooser.hurried(namespace, policy)))
             self._policies = policies
             self._driver.tell(ev.Mark(policies[-1]))
-            for namespace, policy, codec in chosen:
-                namespace.policy, namespace.codec = policy, codec
+            for namespace, policy, codec, lossless in chosen:
+                namespace.policy, namespace.codec, namespace.lossless = policy, codec, lossless
                 if self.registry.numbered(namespace.number):  # not purged meanwhile
                     self._govern(namespace)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.codec_world import World, kv
 from support.invariants import check
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyCodec, block, soon, toy_service
 
 from kvtcd.codec.choose import codec_for
 from kvtcd.codec.profile import store as store_profile
@@ -266,6 +266,25 @@ async def test_what_is_packed_in_a_hurry_is_packed_losslessly_and_comes_back(tmp
     assert hurried > 0
     assert block(0) not in codec.afters, "the coldest was packed by another codec"
     assert block(4) in codec.afters
+
+
+async def test_after_a_reload_blocks_are_packed_where_the_policy_says_in_a_hurry_too(tmp_path) -> None:
+    here, there = (replace(PACKING, codec=CodecChoice(device=device)) for device in ("cpu", "cuda"))
+    made = []
+
+    def codec(identity, choice) -> ToyCodec:
+        made.append(choice.device)
+        return ToyCodec(identity, device=choice.device)
+
+    async with toy_service(tmp_path, policy=here, codec=codec) as toy:
+        ns = await toy.service.register(TENANT, "n", IDENTITY)
+        assert (ns.codec.device, ns.lossless.device) == ("cpu", "cpu")
+        await toy.service.reload((there,))
+        assert (ns.codec.device, ns.lossless.device) == ("cuda", "cuda")
+        hurried, count = ns.lossless, len(made)
+        await toy.service.reload((replace(there, share=Share(host=0.75)),))
+        assert ns.lossless is hurried, "nothing asks for another"
+        assert len(made) == count + 1, "one that is compared with the codec in use"
 
 
 async def test_a_reload_sets_the_marks_of_the_tiers_and_shares_of_namespaces(tmp_path) -> None:
