@@ -156,6 +156,9 @@ class RunDecoder(BlockDecoder):
     ) -> None:
         super().__init__(layout, rope, profile, device)
         self.profile, self._transforms = profile, transforms
+        if device.type == "cpu":  # no budget there, and the first block after a start shall not wait for them
+            with transforms():
+                pass
 
     @abstractmethod
     def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:

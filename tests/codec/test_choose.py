@@ -11,6 +11,7 @@ from support.codec_world import DEFAULT, World, centred_error, kv, mla
 from kvtcd.codec.choose import bound, codec_for
 from kvtcd.codec.profile import build, store
 from kvtcd.codec.profiles import ProfileFolder
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core.blob import CodecId, Kind, parse
 from kvtcd.core.layout import Dtype
@@ -212,6 +213,20 @@ def test_a_lossless_policy_needs_no_reason_and_still_reads_coded_blobs(folder):
     decode(plain, packed.blob, out)
     decode(coding, packed.blob, same)
     assert (out == same).all()
+
+
+@pytest.mark.parametrize("choice", [CodecChoice("kvtc", 4), CodecChoice("kvtc2", 12)], ids=lambda c: c.name)
+def test_on_a_cpu_nothing_is_left_for_the_first_block_to_wait_for(tmp_path, choice):
+    """A daemon that was started anew gives its first block as fast as the next."""
+    store(WORLD.profile()[1], tmp_path)
+    residency = Residency()
+    codec = codec_for(WORLD.identity, choice, ProfileFolder(tmp_path, residency))
+    held = residency.used(torch.device("cpu"))
+    assert held > 0
+    raw = WORLD.block(32, seed=1).numpy()
+    packed = encode(codec, raw, tokens=32, first_token=0, after=200)
+    decode(codec, packed.blob, np.empty_like(raw))
+    assert residency.used(torch.device("cpu")) == held
 
 
 @pytest.mark.parametrize(
