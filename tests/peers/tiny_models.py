@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 512
 LENGTH = 300
 CACHED = 256
 """Tokens of a prompt in whole chunks."""
+WINDOW = 64
 
 
 def prompt(seed: int, vocabulary: int = VOCABULARY) -> list[int]:
@@ -30,6 +31,19 @@ def tiny(folder: Path, seed: int) -> Path:
             num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
         )  # fmt: skip
         LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def hybrid(folder: Path, seed: int) -> Path:
+    """Write a model of which half the layers look back over `WINDOW` tokens, and half over all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = Gemma3TextConfig(
+            vocab_size=VOCABULARY, hidden_size=256, intermediate_size=256, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=1024,
+            sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 2,
+        )  # fmt: skip
+        Gemma3ForCausalLM(config).save_pretrained(folder)
     return folder
 
 
