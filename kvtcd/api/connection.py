@@ -37,13 +37,13 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Read on: bodies have bounds of their own, and heads have theirs here."""
-        known = self._request_count
+        known, inside = self._request_count, not self._body.is_eof()
         super().data_received(data)
         if self._request_count != known:
             self._body, self._unfinished = self._messages[-1][1], 0
             waiting = sum(map(_head_bytes, self._messages))
         else:
-            self._unfinished = self._unfinished + len(data) if self._body.is_eof() else 0
+            self._unfinished = 0 if inside else self._unfinished + len(data)
             waiting = self._unfinished
         if waiting > HEAD_BYTES and self.transport is not None:
             self.transport.abort()
