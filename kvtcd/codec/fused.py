@@ -10,6 +10,9 @@ from kvtcd.codec.uniform import Arithmetic, InTorch
 from kvtcd.codec.widths import Widths
 
 _log = logging.getLogger(__name__)
+_CLOSE = 0.05
+"""Squared errors are compared with: of coefficients up to 45,000 a product that is rounded before it is taken
+away has lost .002 more or less than one that is not."""
 _TOKENS = 301
 """More than a kernel takes at a time, and no multiple of anything."""
 
@@ -53,7 +56,7 @@ def prove(arithmetic: Arithmetic, device: torch.device) -> None:
         right.found.tolist() == [escapes, beyond]
         and torch.equal(told.codes.cpu(), right.codes)
         and torch.equal(told.escapes[:, :escapes].cpu(), right.escapes)
-        and torch.allclose(told.lost.cpu(), right.lost, rtol=1e-4, atol=1e-6)
+        and torch.allclose(told.lost.cpu(), right.lost, atol=_CLOSE)
         and torch.equal(restored, InTorch().restore(right.codes, right.escapes, steps, order, widths))
     ):
         raise RuntimeError("they say other codes than torch")

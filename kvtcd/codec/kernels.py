@@ -25,6 +25,9 @@ from kvtcd.codec.widths import WIDTHS, Widths
 
 ROWS, BLOCK = 4, 256
 """Components of a program, and tokens or bytes it handles at a time."""
+OPTIONS = {"enable_fp_fusion": False}
+"""Of the compiler: a product is rounded before anything is added to it, as torch does it."""
+BUILT_IN = {"ROWS": ROWS, "BLOCK": BLOCK, **OPTIONS}
 _TIE = tl.constexpr(12_582_912.0)
 """1.5 * 2^23: what is added to it is rounded to a whole number, ties to even. True below 2^22, and what is
 beyond stays beyond `LIMIT`."""
@@ -196,14 +199,12 @@ class InTriton(Arithmetic):
         with stage("quantise"):
             lost = torch.empty_like(coefficients)
             if rank:
-                _pack[_grid(rank)](*given, codes, lost, counts, rank, tokens, *ends, ROWS=ROWS, BLOCK=BLOCK)
+                _pack[_grid(rank)](*given, codes, lost, counts, rank, tokens, *ends, **BUILT_IN)
             off = lost.sum(dim=0)
         with stage("pack"):
             so_far = torch.cumsum(counts, dim=0)
             if coded:
-                _escape[_grid(coded)](
-                    *given, so_far, escapes, tokens, *ends, capacity, ROWS=ROWS, BLOCK=BLOCK
-                )
+                _escape[_grid(coded)](*given, so_far, escapes, tokens, *ends, capacity, **BUILT_IN)
         return Quantised(codes, escapes, so_far[-1], off)
 
     def restore(self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Tensor:
@@ -214,12 +215,12 @@ class InTriton(Arithmetic):
         counts = torch.zeros(coded + 1, dtype=torch.int64, device=codes.device)  # before and of each row
         with stage("unpack"):
             if coded:
-                _count[_grid(coded)](codes, counts, tokens, *ends, ROWS=ROWS, BLOCK=BLOCK)
+                _count[_grid(coded)](codes, counts, tokens, *ends, **BUILT_IN)
             so_far = torch.cumsum(counts, dim=0)
         with stage("dequantise"):
             given = (codes, escapes, so_far, steps, order, widths.every, out)
             if rank:
-                _unpack[_grid(rank)](*given, rank, tokens, *ends, there, ROWS=ROWS, BLOCK=BLOCK)
+                _unpack[_grid(rank)](*given, rank, tokens, *ends, there, **BUILT_IN)
         with stage("unpack"):  # the host waits only now that the device has everything to do
             check_escapes(there, int(so_far[-1]))
         return out

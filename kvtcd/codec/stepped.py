@@ -198,7 +198,7 @@ class Stepped(RunDecoder):
             escapes = Part(Kind.ESCAPES, index, 0)
             if escapes in found:
                 # How many there are, the codes say: compared once they are inflated.
-                sizes[escapes] = found[escapes].raw_bytes
+                sizes[escapes] = found[escapes].raw_bytes // 2 * 2
         return sizes
 
 

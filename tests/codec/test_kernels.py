@@ -212,9 +212,8 @@ def test_code_for_a_card_has_the_arithmetic_that_was_tested(capability, tmp_path
     )  # fmt: skip
     found = json.loads(done.stdout)
     for counts in found.values():
-        assert counts["div.full"] == counts["approx"] == counts["ftz"] == 0
-    assert found["_pack"]["div.rn.f32"] > 0
-    assert found["_escape"]["div.rn.f32"] > 0
-    assert found["_unpack"]["mul.f32"] > 0
-    # A multiple times a step is rounded before anything is taken from it only where errors are summed.
-    assert found["_escape"]["fma.rn.f32"] == found["_unpack"]["fma.rn.f32"] == 0
+        wrong = ("div.full", "approx", "ftz", "fma", "mul.f32", "add.f32")  # the last two may become one
+        assert {each: counts[each] for each in wrong} == dict.fromkeys(wrong, 0)
+    assert found["_pack"]["div.rn.f32"] == found["_escape"]["div.rn.f32"] > 0
+    assert found["_pack"]["add.rn.f32"] > found["_escape"]["add.rn.f32"] > 0
+    assert found["_unpack"]["mul.rn.f32"] > 0

@@ -351,6 +351,18 @@ def test_a_blob_that_contradicts_itself_is_refused(plain, header, sections):
         Decoder(WORLD.layout, WORLD.rope, lambda _: plain).decode(blob, out)
 
 
+def test_escapes_of_a_byte_and_a_half_are_refused(plain):
+    from kvtcd.core.blob import Chunk  # noqa: PLC0415 - only here
+
+    raw = WORLD.block(TOKENS, seed=15, first_token=64)
+    data = encode(WORLD, plain, raw, first_token=64, step=0.2).blob
+    odd = changed(Kind.ESCAPES, chunks=[Chunk(bytes(3), stored=True)], raw_bytes=3)
+    with pytest.raises(BadField, match="ESCAPES"):
+        Decoder(WORLD.layout, WORLD.rope, lambda _: plain).decode(
+            reassembled(data, None, odd), torch.empty(raw.numel(), dtype=torch.uint8)
+        )
+
+
 def test_a_class_that_does_not_exist_is_refused(plain):
     from kvtcd.core.blob import Chunk  # noqa: PLC0415 - only here
 

@@ -16,7 +16,17 @@ from kvtcd.codec import kernels
 
 FLOATS, NUMBERS = {"coefficients", "steps", "lost", "out"}, {"order", "components", "before", "counts"}
 BYTES = {"codes", "escapes"}
-LOOKED_FOR = ("div.rn.f32", "div.full", "approx", "ftz", "fma.rn.f32", "mul.f32", "add.f32")
+LOOKED_FOR = (
+    "div.rn.f32",
+    "mul.rn.f32",
+    "add.rn.f32",
+    "div.full",
+    "approx",
+    "ftz",
+    "fma",
+    "mul.f32",
+    "add.f32",
+)
 
 
 def kind(name: str) -> str:
@@ -30,7 +40,7 @@ def arithmetic(kernel: object, capability: int) -> dict[str, int]:
     """Compile a kernel, and count the operations of interest in it."""
     built_in = {"ROWS": kernels.ROWS, "BLOCK": kernels.BLOCK}
     source = ASTSource(kernel, {name: kind(name) for name in kernel.arg_names}, built_in)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=kernels.OPTIONS)
     assert compiled.asm["cubin"]
     return {each: compiled.asm["ptx"].count(each) for each in LOOKED_FOR}
 
