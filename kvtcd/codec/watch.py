@@ -29,6 +29,8 @@ EVERY, ROWS, BLOCKS = 8, 64, 8
 _HELD = 0.9
 """Share of the calibrated energy in the components beyond which what is missed is looked at."""
 _TINY = 1e-30
+_STILL = 1e-7
+"""Variance over the second moment below which float64 sums do not tell the fourth moment any more."""
 _MOST = 1e30
 
 
@@ -82,13 +84,15 @@ class Window:
             return None
         mean, second, third, fourth = self._powers / self._count
         energy = float(second.sum())
-        variance = (second - mean**2).clamp_min(_TINY)
+        variance = second - mean**2
         central = fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4
+        varies = (variance > _STILL * second) & (variance > _TINY)
+        kurtosis = central[varies] / variance[varies] ** 2
         missed = 1 - float(self._kept) / self._count / max(energy, _TINY)
         return Reading(
             energy=min(energy / max(self._total, _TINY), _MOST),
             missed=max(missed, 0.0) / self._promised,
-            kurtosis=min(float((central / variance**2).median()), _MOST),
+            kurtosis=min(float(kurtosis.median()), _MOST) if len(kurtosis) else 0.0,
         )
 
 

@@ -20,7 +20,7 @@ ENERGY = 1.5
 MISSED = 2.0
 """Times what calibration promised that its first components miss."""
 KURTOSIS = 9.0
-"""Of a coordinate about its own mean, the median of all; a normal one has 3."""
+"""Of a coordinate about its own mean, the median of all that vary; a normal one has 3. 0: none varies."""
 TURNS = 2
 
 

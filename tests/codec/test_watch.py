@@ -79,6 +79,25 @@ def test_figures_are_those_of_plain_arithmetic():
     assert found.kurtosis == pytest.approx(kurtosis[(len(kurtosis) - 1) // 2], rel=1e-3)
 
 
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_features_that_do_not_vary_have_no_tails(share):
+    profile = WORLD.profile()[0].streams["k"]
+    rows = WORLD.rows(300, 5)["k"]
+    still = int(share * rows.shape[1])
+    rows[:, :still] = 3.1
+    window = Window(profile, CPU)
+    for part in rows.split(70):
+        window.add(part)
+    own = rows[:, still:].double().numpy()
+    own -= own.mean(axis=0)
+    kurtosis = np.sort((own**4).mean(axis=0) / (own**2).mean(axis=0) ** 2)
+    found = window.reading()
+    assert found.kurtosis == pytest.approx(
+        kurtosis[(len(kurtosis) - 1) // 2] if len(kurtosis) else 0, rel=1e-3
+    )
+    assert "tails" not in " ".join(found.faults)
+
+
 def test_blocks_like_those_of_calibration_are_usual(folder, choice):
     codec = codec_for(WORLD.identity, choice, folder)
     assert (codec.drift.state, codec.drift.blocks) == ("unknown", 0)
