@@ -1,7 +1,7 @@
 """The command line.
 
 Exit codes: 0 ok, 1 failure, 2 usage, configuration or a model that is not supported,
-69 not available, 70 device lost, 75 already running.
+3 not judged (`validate`), 69 not available, 70 device lost, 75 already running.
 """
 
 from __future__ import annotations

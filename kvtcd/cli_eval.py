@@ -188,7 +188,7 @@ def dump(
     threads: ThreadsOption = 1,
 ) -> None:
     """Write the caches of documents into a file, for `kvtcd ablate --dump` and `kvtcd validate --dump`."""
-    from kvtcd.lab import dump as lab  # noqa: PLC0415 - torch and transformers
+    from kvtcd.lab import dump_model as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(
         model=model, files=text, context=context, queries=queries, per_file=windows, threads=threads, out=out

@@ -29,6 +29,24 @@ def device_option(*, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
     return typer.Option(help=f"{help}: cpu, cuda, cuda:N.", parser=_device, metavar="DEVICE")
 
 
+def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
+    """Refuse options that were given and have no effect.
+
+    Args:
+        context: of the command.
+        why: they have none: beside which other option, or without which.
+        names: of the command's parameters.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        # By its name: typer has a click of its own or not, as its release has it.
+        if parameter.name in names and source and source.name != "DEFAULT":
+            raise ConfigError(parameter.opts[0], "", f"has no effect {why}; leave it out")
+
+
 def _device(said: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", said):
         raise ConfigError("--device", "", f"{said!r} is neither cpu nor cuda nor cuda:N")

@@ -28,6 +28,7 @@ from kvtcd.cli_options import (
     WindowsOption,
     input_option,
     output_option,
+    refuse_idle,
 )
 
 app = typer.Typer()
@@ -37,12 +38,17 @@ profiles = typer.Typer(help="Profiles made by `kvtcd calibrate`.", no_args_is_he
 app.add_typer(profiles, name="profile")
 
 
+_OUTCOMES = {"safe": 0, "not safe": 1, "not judged": 3}
+"""How `validate` ends."""
+
+
 @app.command()
 def ablate(
+    context: typer.Context,
     *,
     preset: Annotated[
         Literal["ci", "paper"],
-        typer.Option(help="A grid of minutes, or the paper's of a day."),
+        typer.Option(help="A grid of minutes, or the paper's of hours."),
     ] = "ci",
     dump: Annotated[
         Path | None,
@@ -64,6 +70,8 @@ def ablate(
     Killed and started again with the same `--json`, it goes on where it was. Ends with 1 if a criterion
     fails.
     """
+    if dump:
+        refuse_idle(context, "with --dump: each document to test is a trial", "trials")
     from kvtcd.lab.ablate import command as study  # noqa: PLC0415 - torch
 
     if not study.command(
@@ -81,6 +89,7 @@ def ablate(
 
 @app.command()
 def validate(
+    called: typer.Context,
     profile: ProfileArgument,
     *,
     dump: Annotated[
@@ -99,15 +108,17 @@ def validate(
 ) -> None:
     """Say for each stream whether the basis of a profile is safe, `tq` better, or more tokens are needed.
 
-    Ends with 1 if a basis is not safe.
+    Ends with 1 if a basis is not safe, and with 3 if there is nothing, or too little, to judge it by.
     """
+    if not model:
+        refuse_idle(called, "without --model", "context", "windows")
     from kvtcd.lab.validation import command as study  # noqa: PLC0415 - torch
 
-    if not study.command(
+    outcome = study.command(
         profile, dump=dump, model=model, files=text or [], context=context, per_file=windows, threads=threads,
         json=json, plot=plot,
-    ):  # fmt: skip
-        raise typer.Exit(1)
+    )  # fmt: skip
+    raise typer.Exit(_OUTCOMES[outcome])
 
 
 @lab.command()

@@ -1,41 +1,45 @@
 """Caches of documents in a file, for tests of codecs without a model: what a model has made, or an engine.
 
-A safetensors file. For the n-th document, from 0, ``n.k`` and ``n.v`` are ``[T, L, H, D]`` of any float type,
-keys as in the cache, after RoPE at positions from 0; ``n.q``, which `ablate` needs, are queries of later
-tokens, after RoPE too, ``[Q, L, G H, D]`` with the G query heads of a KV head side by side. Metadata have one
-key, ``kvtcd``: JSON with ``model``, a name, and ``rope``, as profiles have it, null where keys are not
-rotated.
+A safetensors file. For the n-th document, from 0 without a gap, ``n.k`` and ``n.v`` are ``[T, L, H, D]`` of
+any float type, keys as in the cache, after RoPE at positions from 0; ``n.q``, which `ablate` needs, are
+queries of later tokens, after RoPE too, ``[Q, L, G H, D]`` with the G query heads of a KV head side by side.
+T and Q may differ from document to document, all else may not. Metadata have one key, ``kvtcd``: JSON with
+
+======================= ==============================================================================
+``model``               a name for people
+``rope``                as profiles have it; null where keys are not rotated
+``weights``             digest of the weight files (`client.weights.weights_digest`), which `validate`
+                        compares with the profile's; null or absent where it is not known
+``adapter``             digest of the LoRA files; ``none``, or absent, without
+``texts``               what the documents were cut from, ``{"name", "sha256"}`` each; may be absent
+======================= ==============================================================================
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn import Module
-from transformers import DynamicCache, PreTrainedModel
 
 from kvtcd import outputs
+from kvtcd.codec.origin import Text
 from kvtcd.codec.rope import Rotation
-from kvtcd.core.errors import BadField, BadIdentity, ConfigError
+from kvtcd.core.errors import BadField, BadIdentity, BadRequest, ConfigError
+from kvtcd.core.fields import Fields, json_object
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import canonical_json
-from kvtcd.lab import models, texts
-from kvtcd.lab.attention import attending
-from kvtcd.lab.capture import prefill
-from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.opened import opened
-from kvtcd.lab.phases import Phases
-from kvtcd.lab.rd import cut
 
 _METADATA = "kvtcd"
+_NAME = re.compile(r"(0|[1-9][0-9]*)\.([kvq])")
+_NAMED = "tensors are named 0.k, 0.v, 0.q, 1.k and so on"
+_FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+_AXES = ("layers", "heads", "head dimension")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +53,14 @@ class Document:
 
 @dataclass(frozen=True, eq=False)
 class Dump:
-    """Caches of documents of one model."""
+    """Caches of documents of one model; what is known of that as in the module."""
 
     model: str
     rope: Rope | None
     documents: tuple[Document, ...]
+    weights: str | None = None
+    adapter: str = "none"
+    texts: tuple[Text, ...] = ()
 
     def unrotated(self, document: Document) -> Tensor:
         """Return the keys of a document with RoPE undone, float32 ``[T, L, H, D]``."""
@@ -61,51 +68,6 @@ class Dump:
         if self.rope:
             keys = Rotation(self.rope, 0, keys.shape[1], inverse=True)(keys)
         return keys.transpose(0, 1)
-
-
-def command(
-    *, model: str, files: Sequence[Path], context: int, queries: int, per_file: int, threads: int, out: Path
-) -> None:
-    """Let a model read documents and write their caches, and the queries behind them.
-
-    Raises:
-        ConfigError: a text is too short, or the file cannot be written.
-        Unavailable: the model cannot be had.
-        UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
-    """
-    with opened(model, threads) as (loaded, _, phases, console):
-        found = gather(loaded, files, context, queries, per_file, phases=phases)
-    write(out, found)
-    size = out.stat().st_size / 1e6
-    console.print(f"{out}: {len(found.documents)} documents of {context:,} tokens, {size:.0f} MB")
-
-
-def gather(
-    loaded: LoadedModel, files: Sequence[Path], context: int, queries: int, per_file: int, *, phases: Phases
-) -> Dump:
-    """Let a model read documents of texts.
-
-    Raises:
-        ConfigError: a text is too short.
-        UnsupportedCache, UnsupportedModel: its cache cannot be stored by prefix.
-    """
-    documents = cut(loaded, texts.read(files), context, queries, per_file)
-    caches = []
-    with phases.bar(f"{loaded.folder.name} reads {len(documents)} documents", len(documents)) as advance:
-        for number, document in enumerate(documents):
-            caches.append(read(loaded, document.tokens, context))
-            advance(number + 1)
-    return Dump(loaded.folder.name, models.identity(loaded).rope, tuple(caches))
-
-
-def read(loaded: LoadedModel, tokens: Sequence[int], context: int) -> Document:
-    """Return the cache of the first tokens, and the queries of those behind them."""
-    cache = prefill(loaded, tokens[:context])
-    keys, values = (
-        torch.stack([getattr(layer, name)[0].transpose(0, 1) for layer in cache.layers], dim=1)
-        for name in ("keys", "values")
-    )
-    return Document(keys, values, _queries(loaded.model, cache, tokens[context:]))
 
 
 def write(path: Path, dump: Dump) -> None:
@@ -118,7 +80,13 @@ def write(path: Path, dump: Dump) -> None:
     for number, document in enumerate(dump.documents):
         parts = {"k": document.keys, "v": document.values, "q": document.queries}
         tensors |= {f"{number}.{name}": part.contiguous() for name, part in parts.items() if part is not None}
-    about = {"model": dump.model, "rope": dump.rope.to_json() if dump.rope else None}
+    about = {
+        "adapter": dump.adapter,
+        "model": dump.model,
+        "rope": dump.rope.to_json() if dump.rope else None,
+        "texts": [{"name": text.name, "sha256": text.sha256} for text in dump.texts],
+        "weights": dump.weights,
+    }
     try:
         with outputs.replacing(path) as part:
             save_file(tensors, part, {_METADATA: canonical_json(about).decode()})
@@ -127,64 +95,112 @@ def write(path: Path, dump: Dump) -> None:
 
 
 def load(path: Path) -> Dump:
-    """Read a file.
+    """Read a file and check it.
 
     Raises:
-        ConfigError: it cannot be read, or is no dump.
+        ConfigError: it cannot be read, or is no dump: a document or a tensor is missing, of another shape
+            than the others, or holds NaN or infinity.
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_METADATA])
-            names = set(file.keys())
-            documents: list[Document] = []
-            while f"{len(documents)}.k" in names:
-                parts = [f"{len(documents)}.{part}" for part in "kvq"]
-                documents.append(Document(*(file.get_tensor(name) for name in parts if name in names)))
-        rope = None if about["rope"] is None else Rope.from_json(about["rope"])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, BadField, BadIdentity) as fault:
+            about = json_object((file.metadata() or {})[_METADATA].encode())
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        known = _known(about)
+    except KeyError:
+        raise ConfigError(path, "", "is no dump of caches: its metadata have no kvtcd") from None
+    except (OSError, SafetensorError, ValueError, BadField, BadIdentity, BadRequest) as fault:
         raise ConfigError(path, "", f"is no dump of caches: {fault}") from None
-    for number, document in enumerate(documents):
-        if document.keys.dim() != 4 or document.keys.shape != document.values.shape:
-            raise ConfigError(
-                path, f"{number}.k", f"{tuple(document.keys.shape)} and {tuple(document.values.shape)} differ"
-            )
-    if not documents:
-        raise ConfigError(path, "", "has no documents: tensors are named 0.k, 0.v, 0.q, 1.k and so on")
-    return Dump(str(about.get("model", "")), rope, tuple(documents))
+    try:
+        documents = tuple(_documents(tensors))
+        for number, document in enumerate(documents):
+            _check(number, document, documents[0], known.rope)
+    except BadRequest as fault:
+        raise ConfigError(path, fault.field, fault.why) from None
+    return Dump(known.model, known.rope, documents, known.weights, known.adapter, known.texts)
 
 
-def _queries(model: PreTrainedModel, cache: DynamicCache, continuation: Sequence[int]) -> Tensor:
-    """Return the queries of tokens behind a cache, ``[Q, L, Hq, D]``."""
-    seen = _Seen()
-    longer = DynamicCache([(keys, values) for keys, values, *_ in cache])
-    with attending(model, seen), torch.no_grad():
-        model(torch.tensor([continuation], device=model.device), cache=longer, logits_to_keep=1)
-    return torch.stack([seen.found[layer] for layer in sorted(seen.found)], dim=1)
+def _known(about: Mapping[str, object]) -> Dump:
+    """Return what metadata say, without documents."""
+    fields = Fields(about, _METADATA)
+    rope = fields.value("rope")
+    texts = [Fields(text, "texts") for text in fields.items("texts")] if "texts" in fields else []
+    return Dump(
+        model=fields.optional_text("model") or "",
+        rope=None if rope is None else Rope.from_json(rope),
+        documents=(),
+        weights=fields.optional_text("weights"),
+        adapter=fields.optional_text("adapter") or "none",
+        texts=tuple(Text(text.text("name"), text.text("sha256")) for text in texts),
+    )
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The attention function of a model while queries are looked at.
+def _documents(tensors: Mapping[str, Tensor]) -> Iterable[Document]:
+    """Put tensors together.
 
-    Attributes:
-        found: by layer, queries ``[Q, Hq, D]``.
+    Raises:
+        BadRequest: one is missing, or is none of a dump.
     """
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if not (named := _NAME.fullmatch(name)):
+            raise BadRequest(name, f"is no tensor of a dump: {_NAMED}")
+        found.setdefault(int(named[1]), {})[named[2]] = tensor
+    if not found:
+        raise BadRequest("0.k", f"is missing, there are no documents: {_NAMED}")
+    for number in range(max(found) + 1):
+        if number not in found:
+            raise BadRequest(
+                f"{number}.k",
+                f"is missing, but there is a document {max(found)}: they are numbered from 0 without a gap",
+            )
+        for part in "kv":
+            if part not in found[number]:
+                raise BadRequest(f"{number}.{part}", f"is missing: {_NAMED}")
+        own = found[number]
+        yield Document(own["k"], own["v"], own.get("q"))
 
-    found: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(
-        self, module: Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **told: object
-    ) -> tuple[Tensor, None]:
-        """Attend as the model would: queries ``[1, Hq, Q, D]`` are the last of keys ``[1, H, S, D]``."""
-        del mask  # one sequence, whole and causal
-        self.found[int(module.layer_idx)] = query[0].transpose(0, 1)  # type: ignore[arg-type]  # modules of attention have a number
-        _, heads, tokens, dim = key.shape
-        scaling = told.get("scaling")
-        queries = query[0].float().view(heads, -1, *query.shape[2:])
-        queries = queries * (scaling if isinstance(scaling, float) else dim**-0.5)
-        logits = torch.einsum("hgtd,hsd->hgts", queries, key[0].float())
-        behind = queries.shape[2]
-        past = torch.ones(behind, tokens, dtype=torch.bool, device=key.device).tril(tokens - behind)
-        weights = logits.masked_fill(~past, -math.inf).softmax(dim=-1)
-        attended = torch.einsum("hgts,hsd->hgtd", weights, value[0].float())
-        return attended.flatten(0, 1).transpose(0, 1)[None].to(query.dtype), None
+def _check(number: int, document: Document, first: Document, rope: Rope | None) -> None:
+    """Compare a document with the first.
+
+    Raises:
+        BadRequest: a tensor is not as it should be.
+    """
+    keys = document.keys
+    for part, tensor in (("k", keys), ("v", document.values), ("q", document.queries)):
+        if tensor is None:
+            continue
+        where, shape = f"{number}.{part}", list(tensor.shape)
+        if tensor.dim() != 4 or 0 in shape or tensor.dtype not in _FLOATS:
+            raise BadRequest(where, f"is {tensor.dtype} of shape {shape}, not floats [T, L, H, D]")
+        if part == "v" and shape != list(keys.shape):
+            raise BadRequest(where, f"is of shape {shape}, its keys are of {list(keys.shape)}")
+        _compare(where, tensor, first.keys, queries=part == "q")
+        if not (finite := torch.isfinite(tensor)).all():
+            token, layer, head, _ = torch.nonzero(~finite)[0].tolist()
+            raise BadRequest(
+                where,
+                f"holds NaN or infinity ({int((~finite).sum())} values), first at token {token}, layer "
+                f"{layer}, head {head}: caches that are so cannot be judged; leave the document out",
+            )
+    if rope and rope.rotary_dim > keys.shape[3]:
+        raise BadRequest(
+            f"{number}.k", f"has {keys.shape[3]} dimensions of a head, RoPE rotates {rope.rotary_dim}"
+        )
+
+
+def _compare(where: str, tensor: Tensor, keys: Tensor, *, queries: bool) -> None:
+    """Compare layers, heads and dimension of a head with those of the first document's keys."""
+    own, want = tensor.shape[1:], keys.shape[1:]
+    for axis, (have, other) in zip(_AXES, zip(own, want, strict=True), strict=True):
+        if queries and axis == "heads":
+            if have % other:
+                raise BadRequest(where, f"has {have} query heads, no multiple of the {other} heads of 0.k")
+        elif have != other:
+            raise BadRequest(where, f"has {have} {axis}, 0.k has {other}: a dump is of one model")
+
+
+def same_texts(dump: Sequence[Text], profile: Sequence[Text]) -> list[str]:
+    """Return names of texts that are in both, by their digests."""
+    known = {text.sha256 for text in profile}
+    return [text.name for text in dump if text.sha256 in known]

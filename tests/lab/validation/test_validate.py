@@ -1,154 +1,66 @@
-"""`kvtcd validate`: profiles that are good, made of too little, or held against other caches."""
+"""`kvtcd validate` from its options to its files and exit code; which caches it takes, and how many."""
 
 import json
 from dataclasses import replace
 
 import pytest
 import torch
-from support.calibration import TEXTS, run, tiny_model
+from support.calibration import TEXTS, run, text, tiny_model
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
-from kvtcd.codec.profile import StreamProfile, store
-from kvtcd.lab.dump import Document, Dump, load, read, write
-from kvtcd.lab.validation.checks import of_profile, of_rows
+from kvtcd.codec.profile import load as load_profile
+from kvtcd.codec.profile import store
+from kvtcd.core.errors import ConfigError, ProfileMismatch
+from kvtcd.lab import models
+from kvtcd.lab.dump import Document, Dump, write
+from kvtcd.lab.dump_model import gather, read
+from kvtcd.lab.phases import Phases
+from kvtcd.lab.validation.check import Check
+from kvtcd.lab.validation.rows import ROWS, check, held_out, missing
 from kvtcd.lab.validation.verdict import judge
 
-LAYERS, HEADS, DIM = 3, 2, 8
-P = LAYERS * HEADS * DIM
-
-
-def law(seed: int = 0) -> torch.Tensor:
-    """A map from independent coordinates to features with variances that fall off."""
-    draw = torch.Generator().manual_seed(seed)
-    q = torch.linalg.qr(torch.randn((P, P), generator=draw)).Q
-    return q * (2.0 ** -(torch.arange(P) / 6))
-
-
-def rows(count: int, seed: int, mapped: torch.Tensor | None = None) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn((count, P), generator=draw) @ (law() if mapped is None else mapped).T + 3.0
-
-
-def profile(sample: torch.Tensor, rank: int = P) -> StreamProfile:
-    mean = sample.mean(dim=0)
-    values, vectors = torch.linalg.eigh((sample - mean).T @ (sample - mean) / len(sample))
-    spectrum = values.flip(0).clamp_min(0)[:rank]
-    return StreamProfile(mean, vectors.flip(1).T[:rank].half(), spectrum, float(values.sum()), {})
-
-
-def judged(own: StreamProfile, held: torch.Tensor, tokens: int):
-    seen = of_rows(own, held.view(-1, LAYERS, HEADS, DIM))
-    checks = [*of_profile(own, LAYERS, HEADS, tokens), *seen.checks]
-    return judge(checks, tokens), {check.name: check for check in checks}
-
-
-def test_a_basis_of_enough_rows_is_safe():
-    verdict, checks = judged(profile(rows(4000, 1)), rows(2000, 2), 4000)
-    assert (verdict.word, verdict.text) == ("safe", "eigenbasis safe"), checks
-    assert checks["energy of all layers"].value == pytest.approx(1, abs=0.15)
-    assert checks["drift"].value == pytest.approx(1, abs=0.1)
-    assert checks["kurtosis"].value == pytest.approx(3, abs=0.3)
-
-
-def test_a_basis_of_few_rows_wants_more_tokens():
-    verdict, checks = judged(profile(rows(20, 1)), rows(2000, 2), 20)
-    assert verdict.word == "collect"
-    assert "more tokens" in verdict.text
-    assert checks["energy of all layers"].value > 2
-    assert not checks["rows of a head"].holds
-    assert "more tokens" in verdict.heads
-
-
-def test_the_energy_that_is_missed_is_that_of_plain_arithmetic():
-    own, held = profile(rows(200, 1)), rows(500, 2)
-    _, checks = judged(own, held, 200)
-    centred = held - own.mean
-    promised = (1 - own.spectrum.cumsum(0) / own.total).tolist()
-    rank = next(n for n, share in enumerate(promised) if share <= 0.1)
-    kept = centred @ own.basis[: rank + 1].float().T
-    missed = 1 - float(kept.square().sum() / centred.square().sum())
-    assert checks["energy of all layers"].value == pytest.approx(missed / promised[rank], rel=1e-3)
-
-
-def test_heavy_tails_ask_for_tq():
-    draw = torch.distributions.StudentT(2.2)
-    torch.manual_seed(0)
-    held = draw.sample((3000, P)) + 3.0
-    verdict, checks = judged(profile(held[:1500]), held[1500:], 1500)
-    assert verdict.word == "tq"
-    assert "heavy tails" in verdict.text
-    assert not checks["kurtosis"].holds
-    assert not checks["Hill index"].holds
-
-
-def test_a_large_mean_or_unequal_variances_are_no_tails():
-    mapped = torch.diag(torch.logspace(0, 3, P))
-    _, checks = judged(profile(rows(4000, 1, mapped)), rows(2000, 2, mapped) + 1000, 4000)
-    assert checks["kurtosis"].holds
-    assert checks["Hill index"].holds
-    assert not checks["drift"].holds
-
-
-def test_rows_alike_in_all_directions_have_nothing_to_gain():
-    same = torch.eye(P)
-    verdict, checks = judged(profile(rows(20_000, 1, same)), rows(4000, 2, same), 20_000)
-    assert verdict.word == "tq"
-    assert checks["gain of all layers"].value < 0.5
-    assert checks["gain of a head"].value < 0.5
-    assert "gain" in verdict.heads
-
-
-def test_the_gain_is_that_of_arithmetic_over_geometric_mean():
-    mapped = torch.diag(2.0 ** -(torch.arange(P) / 12))
-    own = profile(rows(20_000, 1, mapped))
-    _, checks = judged(own, rows(20_000, 2, mapped), 20_000)
-    variances = (2.0 ** -(torch.arange(P) / 12)).square()
-    want = 10 * (variances.mean().log10() - variances.log10().mean())
-    assert checks["gain of all layers"].value == pytest.approx(float(want), rel=0.05)
-
-
-def test_other_texts_are_seen_by_their_energy():
-    verdict, checks = judged(profile(rows(4000, 1)), (rows(2000, 2) - 3) * 2 + 3, 4000)
-    assert verdict.word == "collect"
-    assert "texts like these" in verdict.text
-    assert checks["drift"].value == pytest.approx(4, rel=0.1)
+CHECKS = {
+    "rows of a head", "spectral gap", "dimensions of a head", "energy of a head", "gain of a head",
+    "energy of all layers", "spectra", "drift", "gain of all layers", "split-half basis",
+    "split-half variances", "codec", "kurtosis", "Hill index", "largest row",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
+    """A tiny model, its profile, and caches of documents that it was not made from."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "checkpoints").mkdir()
     loaded = tiny_model(folder / "model")
     data = run(loaded, folder / "checkpoints").data
-    tokens = [[(7 * n + 3 * m) % 60 for n in range(140)] for m in range(4)]
-    from kvtcd.lab import models  # noqa: PLC0415 - its identity is that of the tiny model
-
-    rope = models.identity(loaded).rope
-    caches = tuple(read(loaded, own, 136) for own in tokens)
-    return loaded, store(data, folder), Dump("tiny", rope, caches)
+    (folder / "held.txt").write_text(text("held", 5000, 7).text)
+    dump = gather(loaded, [folder / "held.txt"], 256, 4, 12, phases=Phases())
+    return loaded, store(data, folder), dump
 
 
-def test_a_dump_comes_back_as_it_was(made, tmp_path):
-    _, _, dump = made
-    write(tmp_path / "d", dump)
-    again = load(tmp_path / "d")
-    assert (again.model, again.rope) == (dump.model, dump.rope)
-    for one, other in zip(again.documents, dump.documents, strict=True):
-        assert all(
-            torch.equal(getattr(one, part), getattr(other, part)) for part in ("keys", "values", "queries")
-        )
+def validate(path, *words):
+    return CliRunner().invoke(app, ["validate", str(path), *map(str, words)])
+
+
+def test_a_dump_names_its_model_and_its_texts(made):
+    loaded, path, dump = made
+    origin = load_profile(path).origin
+    assert (dump.model, dump.weights, dump.adapter) == (origin.model, origin.weights, origin.adapter)
+    assert dump.rope == models.identity(loaded).rope
+    assert [one.name for one in dump.texts] == ["held.txt"]
+    assert {one.sha256 for one in dump.texts}.isdisjoint(one.sha256 for one in origin.texts)
 
 
 def test_queries_are_those_that_the_model_attends_with(made):
     """Attention by hand, of the queries and keys of a dump, against the weights that the model tells."""
-    loaded, _, dump = made
+    loaded, _, _ = made
     tokens = [(7 * n) % 60 for n in range(140)]
     loaded.model.set_attn_implementation("eager")
     with torch.no_grad():
         told = loaded.model(torch.tensor([tokens]), output_attentions=True).attentions
     loaded.model.set_attn_implementation("sdpa")
-    document = dump.documents[0]
+    document = read(loaded, tokens, 136)
     for layer, weights in enumerate(told):
         groups = document.queries.shape[2] // document.keys.shape[2]
         keys = document.keys[:, layer].repeat_interleave(groups, dim=1)
@@ -162,55 +74,160 @@ def test_queries_are_those_that_the_model_attends_with(made):
 def test_the_command_says_it_and_ends_accordingly(made, tmp_path):
     _, path, dump = made
     write(tmp_path / "d", dump)
-    options = [
-        "--dump",
-        str(tmp_path / "d"),
-        "--json",
-        str(tmp_path / "j"),
-        "--plot",
-        str(tmp_path / "p.png"),
-    ]
-    result = CliRunner().invoke(app, ["validate", str(path), *options])
+    result = validate(path, "--dump", tmp_path / "d", "--json", tmp_path / "j", "--plot", tmp_path / "p.png")
     found = json.loads((tmp_path / "j").read_text())
     assert [stream["name"] for stream in found["streams"]] == ["k", "v"]
     words = {stream["verdict"] for stream in found["streams"]}
+    assert words <= {"safe", "tq", "collect"}
     assert result.exit_code == (0 if words == {"safe"} else 1), result.exception
-    assert {check["kind"] for stream in found["streams"] for check in stream["checks"]} == {
-        "budget", "tails", "gain", "drift",
-    }  # fmt: skip
+    for stream in found["streams"]:
+        assert {one["name"] for one in stream["checks"]} == CHECKS
+        assert all(one["meaning"] in result.stdout.replace("\n", "") for one in stream["checks"])
     assert (tmp_path / "p.png").stat().st_size > 5000
 
 
-def test_a_profile_alone_is_judged_by_its_rows(made, tmp_path):
+def test_a_profile_alone_is_not_judged(made, tmp_path):
     _, path, _ = made
-    result = CliRunner().invoke(app, ["validate", str(path), "--json", str(tmp_path / "j")])
+    result = validate(path, "--json", tmp_path / "j")
     found = json.loads((tmp_path / "j").read_text())
-    assert result.exit_code == 0
-    assert [check["name"] for check in found["streams"][0]["checks"]] == ["rows of a head"]
-    assert "held-out" in result.stdout
+    assert result.exit_code == 3
+    assert {stream["verdict"] for stream in found["streams"]} == {"not judged"}
+    assert [one["name"] for one in found["streams"][0]["checks"]] == ["rows of a head", "spectral gap"]
+    assert "not judged: give --dump, or --model with --text" in result.stdout
+    assert "safe" not in result.stdout
+
+
+def test_of_a_profile_alone_it_is_said_that_its_tokens_were_too_few():
+    few = Check("rows of a head", "heads", "budget", 2.0, 4.0, holds=False, meaning="few")
+    verdict = judge([few], 1000, missing="nothing held out")
+    assert (verdict.word, verdict.text) == ("not judged", "not judged: nothing held out")
+    assert verdict.heads.startswith("collect about 1,000 more")
+
+
+@pytest.mark.parametrize("documents", [1, 7, 8, 9])
+def test_too_little_is_not_judged(made, tmp_path, documents):
+    """Eight documents of 252 rows behind the sinks are 2,016, nine are enough."""
+    _, path, dump = made
+    write(tmp_path / "d", replace(dump, documents=dump.documents[:documents]))
+    result = validate(path, "--dump", tmp_path / "d", "--plot", tmp_path / "p.png")
+    assert (result.exit_code == 3) is (documents < 9), result.exception
+    assert (f"{252 * documents:,} held-out tokens of {documents} documents" in result.stdout) is (
+        documents < 9
+    )
+    assert (tmp_path / "p.png").exists() is (documents == 9)
+
+
+def test_documents_that_are_nothing_but_sinks_do_not_count(made):
+    _, _, dump = made
+    long = Document(*(torch.zeros((3000, 4, 2, 16)) for _ in "kv"))
+    short = Document(long.keys[:4], long.values[:4])
+    assert "2,996 held-out tokens of 1 documents" in missing(replace(dump, documents=(long, short)))
+    assert not missing(replace(dump, documents=(long, short, Document(long.keys[:5], long.values[:5]))))
+
+
+def test_rows_are_spread_evenly_over_documents_of_any_length_without_their_sinks():
+    """Every row tells by its value where it was; keys are not rotated."""
+    lengths = (500, 3, 1000, 4, 3000)
+    documents = []
+    for number, length in enumerate(lengths):
+        keys = (torch.arange(length) + 10_000.0 * number).view(-1, 1, 1, 1)
+        documents.append(Document(keys, keys + 0.5))
+    found = held_out(Dump("m", None, tuple(documents)))
+    at = found["k"].flatten()
+    assert torch.equal(found["v"].flatten(), at + 0.5)
+    assert len(at) == ROWS == len(at.unique())
+    assert (at % 10_000 >= 4).all()
+    counts = [int(((at >= 10_000 * n) & (at < 10_000 * (n + 1))).sum()) for n in range(len(lengths))]
+    usable = [max(length - 4, 0) for length in lengths]
+    assert counts == pytest.approx([ROWS * own / sum(usable) for own in usable], abs=1)
+
+
+def read_text(monkeypatch, loaded):
+    monkeypatch.setattr("kvtcd.lab.models.load", lambda _: loaded)
+    monkeypatch.setattr("kvtcd.lab.models.resolve", lambda *_: loaded.folder)
 
 
 def test_a_model_reads_texts_of_ones_own(made, tmp_path, monkeypatch):
     loaded, path, _ = made
-    (tmp_path / "t.txt").write_text(TEXTS[0].text)
-    monkeypatch.setattr("kvtcd.lab.models.load", lambda _: loaded)
-    monkeypatch.setattr("kvtcd.lab.models.resolve", lambda *_: loaded.folder)
-    options = ["--model", "tiny", "--text", str(tmp_path / "t.txt"), "--context", "256", "--windows", "3"]
-    result = CliRunner().invoke(app, ["validate", str(path), *options, "--json", str(tmp_path / "j")])
+    (tmp_path / "t.txt").write_text(text("held", 3000, 8).text)
+    read_text(monkeypatch, loaded)
+    options = ["--model", "tiny", "--text", tmp_path / "t.txt", "--context", "256", "--windows", "9"]
+    result = validate(path, *options, "--json", tmp_path / "j")
     assert result.exit_code in {0, 1}, result.exception
-    assert json.loads((tmp_path / "j").read_text())["documents"] == 3
+    assert json.loads((tmp_path / "j").read_text())["documents"] == 9
 
 
-@pytest.mark.parametrize("fault", ["shape", "rope", "text"])
-def test_caches_of_another_model_are_refused(made, tmp_path, fault):
+@pytest.mark.parametrize("way", ["text", "dump"])
+def test_a_text_that_the_profile_was_made_from_is_not_held_out(made, tmp_path, monkeypatch, way):
+    loaded, path, _ = made
+    own = tmp_path / "renamed.txt"
+    own.write_text(TEXTS[0].text)
+    read_text(monkeypatch, loaded)
+    options = ["--model", "tiny", "--text", own, "--context", "256", "--windows", "2"]
+    if way == "dump":
+        write(tmp_path / "d", gather(loaded, [own], 256, 1, 2, phases=Phases()))
+        options = ["--dump", tmp_path / "d"]
+    result = validate(path, *options)
+    assert isinstance(result.exception, ConfigError)
+    assert "renamed.txt: is a text that the profile was made from" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--text {d}", "--text: is not read without --model"),
+        ("--dump {d} --model tiny --text {d}", "--dump: are caches already"),
+        ("--dump {d} --text {d}", "--text: is not read without --model"),
+        ("--model tiny", "--text: a model needs a text"),
+        ("--plot {d}.png", "--plot: draws held-out caches"),
+        ("--context 1024", "--context: has no effect without --model"),
+        ("--dump {d} --windows 4", "--windows: has no effect without --model"),
+    ],
+)
+def test_options_without_effect_are_refused(made, tmp_path, words, told):
+    _, path, _ = made
+    (tmp_path / "d").write_text("x")
+    result = validate(path, *words.format(d=tmp_path / "d").split())
+    assert isinstance(result.exception, ConfigError), result.output
+    assert told in str(result.exception)
+
+
+def cut(*at):
+    """Cut the caches of all documents."""
+
+    def change(dump: Dump) -> Dump:
+        documents = tuple(Document(own.keys[at], own.values[at]) for own in dump.documents)
+        return replace(dump, documents=documents)
+
+    return change
+
+
+def named(**changes):
+    return lambda dump: replace(dump, **changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (named(rope=None), ProfileMismatch, "its rope is"),
+        (named(weights="0" * 64, model="x"), ProfileMismatch, r"model is model .*, not x \(weights 0000"),
+        (named(adapter="1" * 64), ProfileMismatch, "adapter 1111"),
+        (named(weights=None), ConfigError, "weights: is not said"),
+        (cut(slice(None), slice(2)), ProfileMismatch, "streams"),
+        (cut(..., slice(1), slice(None)), ProfileMismatch, "streams"),
+        (cut(..., slice(8)), ProfileMismatch, "streams"),
+    ],
+)
+def test_caches_of_another_model_are_refused(made, change, error, words):
     _, path, dump = made
-    document = dump.documents[0]
-    if fault == "shape":
-        dump = replace(dump, documents=(Document(document.keys[:, :2], document.values[:, :2]),))
-    elif fault == "rope":
-        dump = replace(dump, rope=None)
-    write(tmp_path / "d", dump)
-    options = ["--model", "tiny"] if fault == "text" else ["--dump", str(tmp_path / "d")]
-    result = CliRunner().invoke(app, ["validate", str(path), *options])
-    assert result.exit_code == 1
-    assert {"shape": "streams", "rope": "rope", "text": "--text"}[fault] in str(result.exception)
+    with pytest.raises(error, match=words):
+        check(load_profile(path), change(dump))
+
+
+def test_a_dump_of_another_model_is_refused_by_the_command_and_nothing_is_written(made, tmp_path):
+    _, path, dump = made
+    (tmp_path / "j").write_text("as it was")
+    write(tmp_path / "d", replace(dump, weights="0" * 64, model="other"))
+    result = validate(path, "--dump", tmp_path / "d", "--json", tmp_path / "j")
+    assert isinstance(result.exception, ProfileMismatch)
+    assert (tmp_path / "j").read_text() == "as it was"
