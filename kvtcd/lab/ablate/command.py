@@ -44,6 +44,7 @@ class Figures:
     Attributes:
         preset, seed, trials: of the run; `run` is the digest of all that determines it.
         source: name of the model whose caches these are; None for problems that were drawn.
+        measured: what of the caches is measured, in words; None for problems that were drawn.
         cells: with the rows of each, trials one by one.
         contrasts, frontiers: see there; frontiers by cell.
         implementations, seeds: variance of `tq-kv` by either, and `schemes`, between schemes, by cell and
@@ -62,6 +63,7 @@ class Figures:
     implementations: Split | None
     seeds: dict[str, Split]
     schemes: dict[str, float]
+    measured: str | None = None
     dimensions: tuple[budgets.Found, ...] = ()
     criteria: dict[str, Criterion] | None = None
     claims: tuple[Claim, ...] = ()
@@ -141,7 +143,7 @@ def _of_regimes(
         schemes=_schemes(tables),
         dimensions=tuple(dimensions),
         criteria=criteria(tables, found, dimensions),
-        claims=tuple(claims(tables, found, dimensions, seed)),
+        claims=tuple(claims(tables, found, dimensions)),
     ), journal
 
 
@@ -155,6 +157,8 @@ def _of_caches(
     with path.open("rb") as file:
         key = run_of([cell], count, seed, grid(), hashlib.file_digest(file, "sha256").hexdigest())
     journal = _journal(json, key, phases)
+    told = real.told(dump, cell)
+    phases.note(f"measured: {told}")
     parts = []
     with phases.bar(f"{count} documents of {dump.model}, {len(wanted)} heads", count) as advance:
         for trial in range(count):
@@ -180,6 +184,7 @@ def _of_caches(
         implementations=None,
         seeds=_seeds([table]),
         schemes=_schemes([table]),
+        measured=told,
     ), journal
 
 

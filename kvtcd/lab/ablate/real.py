@@ -4,6 +4,9 @@ A trial is a document, the unit that differs by itself: what is measured on the 
 averaged, logarithms of divergences and of errors, before anything is tested. Bases are calibrated, for each
 head, on the documents that are not tested: every other one. Keys are coded with RoPE undone and looked at
 with RoPE, by queries of later tokens.
+
+Documents may be of any length, but all trials have one shape: the last tokens of each tested document, as
+many as the shortest has, or as were asked for, and the first of its queries, as many as the fewest are.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from kvtcd.core.identity import Rope
 from kvtcd.lab.ablate.cells import Cell, Row
 from kvtcd.lab.ablate.contrasts import FIGURES
 from kvtcd.lab.ablate.regimes import Problem, Shape, codec_seed, sequence_of
-from kvtcd.lab.dump import Dump
+from kvtcd.lab.dump import Document, Dump
 
 REGIME = "caches"
 _LEAST = 6
 """Documents to test; fewer cannot be significant at 5 % by signed ranks."""
+_SHORTEST = 16
+"""Tokens; fewer behind the sinks are no cache to compare codecs on."""
+_SINKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ def check(dump: Dump, path: object) -> None:
     """Make sure that there is enough in a dump.
 
     Raises:
-        ConfigError: too few documents, or no queries.
+        ConfigError: too few documents, one that is too short, or one without queries.
     """
     if len(dump.documents) < 2 * _LEAST:
         raise ConfigError(
@@ -59,8 +65,17 @@ def check(dump: Dump, path: object) -> None:
             "",
             f"has {len(dump.documents)} documents; half calibrate, and {_LEAST} at least are tested",
         )
-    if any(document.queries is None for document in dump.documents):
-        raise ConfigError(str(path), "", "has no queries (0.q and so on), which `kvtcd eval dump` writes")
+    for number, document in enumerate(dump.documents):
+        if document.queries is None:
+            raise ConfigError(
+                str(path), f"{number}.q", "is missing: it takes queries, which `kvtcd eval dump` writes"
+            )
+        if (tokens := len(document.keys)) < _SINKS + _SHORTEST:
+            raise ConfigError(
+                str(path),
+                f"{number}.k",
+                f"has {tokens} tokens, fewer than {_SINKS + _SHORTEST}: leave the document out",
+            )
 
 
 def sites(dump: Dump, count: int) -> list[Site]:
@@ -71,12 +86,36 @@ def sites(dump: Dump, count: int) -> list[Site]:
 
 
 def cell(dump: Dump, tokens: int, rows: int, budgets: tuple[int, ...]) -> Cell:
-    """Return what is measured."""
-    shape = dump.documents[0]
-    assert shape.queries is not None, "checked"
-    length, _, heads, dim = shape.keys.shape
-    queries = len(shape.queries) * (shape.queries.shape[2] // heads)
-    return Cell(REGIME, Shape(dim, min(tokens, length), queries, rows), budgets)
+    """Return what is measured of a dump that is as it should be (`check`).
+
+    Args:
+        dump: the caches.
+        tokens: to measure of each document at most.
+        rows: to calibrate on at most.
+        budgets: bits of a coordinate.
+    """
+    tested, others = dump.documents[1::2], dump.documents[::2]
+    _, _, heads, dim = tested[0].keys.shape
+    queries = min(len(_queries(document)) for document in tested)
+    groups = _queries(tested[0]).shape[2] // heads
+    shape = Shape(
+        dim=dim,
+        tokens=min(tokens, *(len(document.keys) for document in tested)),
+        queries=queries * groups,
+        rows=sum(map(len, _places(others, rows))),
+    )
+    return Cell(REGIME, shape, budgets)
+
+
+def told(dump: Dump, what: Cell) -> str:
+    """Say what is measured, for people."""
+    lengths = sorted(len(document.keys) for document in dump.documents[1::2])
+    of = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
+    shape, others = what.shape, len(dump.documents[::2])
+    return (
+        f"the last {shape.tokens:,} tokens of each of {len(lengths)} documents of {of}, seen by "
+        f"{shape.queries} queries; calibrated on {shape.rows:,} rows of {others} others"
+    )
 
 
 def problem(dump: Dump, wanted: Sequence[Site], what: Cell, *, seed: int, trial: int) -> Problem:
@@ -85,18 +124,17 @@ def problem(dump: Dump, wanted: Sequence[Site], what: Cell, *, seed: int, trial:
     shape = what.shape
     first = len(tested.keys) - shape.tokens
     layers, heads = [s.layer for s in wanted], [s.head for s in wanted]
-    share = -(-shape.rows // len(others))
     rows: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-    for other in others:
-        at = torch.linspace(4, len(other.keys) - 1, min(share, len(other.keys) - 4)).long()
+    for other, at in zip(others, _places(others, shape.rows), strict=True):
         for own, x in zip(rows, (dump.unrotated(other), other.values), strict=True):
             own.append(x[at][:, layers, heads].float())
     keys = dump.unrotated(tested)[first:, layers, heads]
     values = tested.values[first:, layers, heads].float()
-    assert tested.queries is not None, "checked"
-    count, deep, _, dim = tested.queries.shape
-    grouped = tested.queries.view(count, deep, tested.keys.shape[2], -1, dim)  # [Q, L, H, G, D]
-    queries = grouped[:, layers, heads].float().transpose(0, 1).flatten(1, 2)
+    found = _queries(tested)
+    _, deep, _, dim = found.shape
+    grouped = found.view(len(found), deep, tested.keys.shape[2], -1, dim)  # [Q, L, H, G, D]
+    asked = grouped[: shape.queries // grouped.shape[3], layers, heads]
+    queries = asked.float().transpose(0, 1).flatten(1, 2)
     base = sequence_of(REGIME, seed, trial)
     seeds = tuple(
         codec_seed(np.random.SeedSequence(seed, spawn_key=(*base.spawn_key, number)))
@@ -111,6 +149,22 @@ def problem(dump: Dump, wanted: Sequence[Site], what: Cell, *, seed: int, trial:
         seeds,
         Rotated(dump.rope, first) if dump.rope else None,
     )
+
+
+def _places(documents: Sequence[Document], rows: int) -> list[torch.Tensor]:
+    """Return which tokens of each document to calibrate on: equally many, or all behind the sinks.
+
+    The fewest for which that is so many rows together, or all there are; asked for their sum, it is the same.
+    """
+    lengths = [len(document.keys) - _SINKS for document in documents]
+    wanted = min(rows, sum(lengths))
+    share = next(n for n in range(1, max(lengths) + 1) if sum(min(n, own) for own in lengths) >= wanted)
+    return [torch.linspace(_SINKS, _SINKS + n - 1, min(share, n)).long() for n in lengths]
+
+
+def _queries(document: Document) -> torch.Tensor:
+    assert document.queries is not None, "checked"
+    return document.queries
 
 
 def folded(rows: Sequence[Row]) -> list[Row]:

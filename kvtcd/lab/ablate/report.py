@@ -78,6 +78,8 @@ def _head(figures: Figures, plot: Path | None) -> str:
         "to the bits of the first."
     )
     lines = [f"# Ablation: {what}", "", text]
+    if figures.measured:
+        lines += ["", f"Measured: {figures.measured}."]
     least = least_p(figures.trials)
     if len(figures.contrasts) * least >= _ALPHA:
         corrected = min(1, len(figures.contrasts) * least)

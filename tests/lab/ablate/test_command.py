@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 from kvtcd.cli import app
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Rope, RopeKind
-from kvtcd.lab.ablate import budgets, cells, command, real
+from kvtcd.lab.ablate import budgets, cells, command, measures, real
 from kvtcd.lab.ablate.budgets import Found, law
 from kvtcd.lab.ablate.cells import Cell, Preset, Row
-from kvtcd.lab.ablate.claims import uniform_share
+from kvtcd.lab.ablate.claims import claims
 from kvtcd.lab.ablate.contrasts import Table, contrasts
 from kvtcd.lab.ablate.criteria import criteria
 from kvtcd.lab.ablate.regimes import Shape, draw
@@ -118,11 +119,6 @@ def test_the_corrected_dimension_is_that_of_the_law_and_the_naive_one_that_of_th
         assert one.corrected == pytest.approx(above / sum(gram[i, j] ** 2 for i, j in pairs), rel=1e-6)
 
 
-def test_filling_the_first_components_is_uniform_where_the_spectrum_is_flat():
-    assert uniform_share("lowrank", 0, 4) == 1
-    assert uniform_share("lowrank_steep", 0, 4) == 0
-
-
 def world(kl, *, output=None):
     """Tables in which each scheme has the figures that are said, times a noise of a percent."""
     noise = np.exp(0.01 * np.random.default_rng(0).normal(size=8))
@@ -167,8 +163,9 @@ SPREAD = 1 + 0.01 * np.array([-1.0, 0.3, 0.7, -0.5, 0.9, -0.4])
 
 def found_by(regime, rows, naive, corrected, spread=SPREAD):
     each, others = naive * spread, corrected * spread
+    limit = rows * 128 / (rows + 128)
     return Found(
-        regime, 128, rows, float(np.median(each)), float(np.median(others)), 0, tuple(each), tuple(others)
+        regime, 128, rows, float(np.median(each)), float(np.median(others)), limit, tuple(each), tuple(others)
     )
 
 
@@ -236,15 +233,89 @@ def test_the_slope_is_fitted_in_each_trial_and_its_interval_is_over_trials():
     assert found.slope.lo < found.slope.value < found.slope.hi
 
 
+def judged(tables, dimensions=LAW, found=()):
+    return {one.finding: one for one in claims(tables, found, dimensions)}
+
+
+FIRST = "filling by water among the first components comes to equal bits"
+FOLLOW = "the dimensions found follow the calibration budget, not the data"
+
+
+def test_a_finding_that_a_run_has_no_figures_of_is_left_out():
+    assert claims([], [], []) == []
+    kept = {"tq-kv", "tq-qkv"}
+    tables = [table.only(tuple(kept)) for table in world(as_found)]
+    assert set(judged(tables, [], contrasts(tables))) == {
+        "a sketch of the remainder hurts keys",
+        "of the eight schemes plain-kv, tq-kv and tq-qkv are not dominated",
+    }
+
+
+@pytest.mark.parametrize(
+    ("alike", "verdict"),
+    [(set(), "does not hold"), ({"lowrank"}, "partly"), ({"lowrank", "fattail"}, "partly"), (None, "holds")],
+)
+def test_bits_by_variance_are_equal_bits_where_their_figures_are_the_very_same(alike, verdict):
+    def figure(regime, scheme, budget):
+        level = as_found(regime, scheme, budget)
+        return level * (1.001 if scheme == "sqb-kv" and alike is not None and regime not in alike else 1)
+
+    claim = judged(world(figure))[FIRST]
+    assert claim.verdict == verdict
+    assert f"unit_sphere {100 if alike is None else 0}%" in claim.because
+
+
+def test_filling_is_equal_bits_where_the_spectrum_is_flat_in_a_run_of_real_problems():
+    tables = []
+    for regime in ("lowrank", "lowrank_steep"):
+        cell = Cell(regime, Shape(dim=64, tokens=16, queries=2, rows=512), (2,))
+        rows = cells.run(cell, draw(regime, cell.shape, seed=0, trials=range(2)), NAMED)
+        tables.append(Table(cell.name, rows))
+    claim = judged(tables)[FIRST]
+    assert claim.verdict == "partly"
+    assert "lowrank 100%, lowrank_steep 0%" in claim.because
+
+
+@pytest.mark.parametrize(
+    ("stopping", "verdict"),
+    [((), "holds"), (("fattail",), "partly"), (("unit_sphere", "fattail"), "does not hold")],
+)
+def test_dimensions_follow_the_budget_where_they_are_those_of_isotropic_rows(stopping, verdict):
+    dimensions = [
+        replace(one, naive=min(one.naive, 8) if one.regime in stopping else one.naive, limit=one.naive)
+        for one in LAW
+    ]
+    claim = judged(world(as_found), dimensions)[FOLLOW]
+    assert claim.verdict == verdict
+    assert ("they do nowhere" in claim.because) is (verdict == "does not hold")
+
+
+def test_all_cells_of_a_regime_are_asked_what_survives():
+    """Of two cells of one regime, one has a scheme that nobody expects to survive."""
+    finding = "of the eight schemes plain-kv, tq-kv and tq-qkv are not dominated"
+    usual = world(lambda r, s, b: as_found(r, s, b) * (0.5 if s == "tq-kv" else 1))[0]
+    odd = Table(
+        "unit_sphere d=64",
+        world(lambda r, s, b: 1e-6 if s == "tq-kfv" else as_found(r, s, b))[0]._rows.values(),
+    )
+    assert judged([usual])[finding].verdict == "holds"
+    for tables in ([usual, odd], [odd, usual]):
+        assert judged(tables)[finding].verdict == "partly"
+
+
 ROPE = Rope(RopeKind.DEFAULT, 10_000.0, 16)
 
 
-def caches(count, *, queries=True):
+def caches(count, *, queries=True, lengths=(40,), asked=(4,)):
+    """Random ones; lengths, and numbers of queries, of documents in turn."""
     draw = torch.Generator().manual_seed(0)
     made = []
-    for _ in range(count):
-        keys, values = (torch.randn((40, 3, 2, 16), generator=draw) for _ in "kv")
-        made.append(Document(keys, values, torch.randn((4, 3, 6, 16), generator=draw) if queries else None))
+    for number in range(count):
+        length, many = lengths[number % len(lengths)], asked[number % len(asked)]
+        keys, values = (torch.randn((length, 3, 2, 16), generator=draw) for _ in "kv")
+        made.append(
+            Document(keys, values, torch.randn((many, 3, 6, 16), generator=draw) if queries else None)
+        )
     return Dump("toy", ROPE, tuple(made))
 
 
@@ -261,6 +332,78 @@ def test_caches_of_ones_own_are_tested_by_document(tmp_path, monkeypatch):
     assert (found["source"], found["trials"], found["criteria"]) == ("toy", 6, {})
     assert len(found["cells"][0]["rows"][0]["measured"]["kl"]) == 6
     assert "tq-qkv" in result.stdout
+    told = "the last 24 tokens of each of 6 documents of 40, seen by 12 queries; calibrated on 66 rows of 6"
+    assert found["measured"] == f"{told} others"
+    assert f"Measured: {told} others." in (tmp_path / "r").read_text()
+
+
+UNEQUAL = caches(13, lengths=(40, 57, 31, 22, 90, 64, 25), asked=(4, 3, 5))
+
+
+def test_documents_of_unequal_length_are_measured_by_what_they_have_in_common():
+    """The figures of uncompressed keys that are off by a known amount, against attention by hand."""
+    what = real.cell(UNEQUAL, 30, 100, (4,))
+    tested, others = UNEQUAL.documents[1::2], UNEQUAL.documents[::2]
+    assert what.shape.tokens == 22 == min(len(own.keys) for own in tested)
+    assert what.shape.queries == 3 * 3 == 3 * min(len(own.queries) for own in tested)
+    sites = real.sites(UNEQUAL, 6)
+    for trial, document in enumerate(tested):
+        problem = real.problem(UNEQUAL, sites, what, seed=0, trial=trial)
+        assert problem.key_rows.shape == (6, what.shape.rows, 16)
+        noise = torch.randn(problem.keys.shape, generator=torch.Generator().manual_seed(1))
+        found = measures.of_output(problem, problem.keys + noise, problem.values)["output"]
+        rotated = problem.seen(problem.keys + noise)
+        for number, site in enumerate(sites):
+            keys, values = (x[-22:, site.layer, site.head].double() for x in (document.keys, document.values))
+            asked = (
+                document.queries[:3, site.layer, 3 * site.head : 3 * site.head + 3].reshape(9, 16).double()
+            )
+            want, got = ((asked @ k.T / 4).softmax(-1) @ values for k in (keys, rotated[number].double()))
+            assert float(found[number]) == pytest.approx(float((got - want).norm() / want.norm()), rel=1e-3)
+    lengths = [len(own.keys) - 4 for own in others]
+    share = next(n for n in range(1, 99) if sum(min(n, own) for own in lengths) >= 100)
+    assert what.shape.rows == sum(min(share, own) for own in lengths)
+
+
+def test_rows_to_calibrate_on_are_those_behind_the_sinks_of_the_other_documents():
+    dump = replace(UNEQUAL, rope=None)
+    what = real.cell(dump, 30, 10_000, (4,))
+    others = dump.documents[::2]
+    assert what.shape.rows == sum(len(own.keys) - 4 for own in others)
+    problem = real.problem(dump, real.sites(dump, 1), what, seed=0, trial=0)
+    assert torch.equal(problem.key_rows[0], torch.cat([own.keys[4:, 0, 0] for own in others]))
+    assert torch.equal(problem.value_rows[0], torch.cat([own.values[4:, 0, 0] for own in others]))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_dump_of_unequal_documents_runs_and_says_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_REAL", {"ci": (30, 64, (2, 4))})
+    write(tmp_path / "d", UNEQUAL)
+    result = CliRunner().invoke(
+        app, ["ablate", "--dump", str(tmp_path / "d"), "--json", str(tmp_path / "out.json")]
+    )
+    assert result.exit_code == 0, result.exception
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["measured"].startswith("the last 22 tokens of each of 6 documents of 22 to 90")
+
+
+def test_trials_of_a_dump_are_its_documents(tmp_path):
+    write(tmp_path / "d", caches(12))
+    result = CliRunner().invoke(app, ["ablate", "--dump", str(tmp_path / "d"), "--trials", "8"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--trials: has no effect with --dump" in str(result.exception)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("left", ["0a" * 32 + "\n\n{}\n", "{\n"])
+def test_what_another_run_has_left_is_not_overwritten(tmp_path, left):
+    out, part = tmp_path / "out.json", tmp_path / "out.json.part"
+    out.write_text("figures of another day")
+    part.write_text(left)
+    result = CliRunner().invoke(app, ["ablate", "--json", str(out)])
+    assert isinstance(result.exception, ConfigError)
+    assert str(part) in str(result.exception)
+    assert (out.read_text(), part.read_text()) == ("figures of another day", left)
 
 
 def test_keys_are_coded_without_rope_and_looked_at_with_it():
@@ -282,7 +425,12 @@ def test_keys_are_coded_without_rope_and_looked_at_with_it():
 
 
 @pytest.mark.parametrize(
-    ("dump", "words"), [(caches(11), "11 documents"), (caches(12, queries=False), "no queries")]
+    ("dump", "words"),
+    [
+        (caches(11), "11 documents"),
+        (caches(12, queries=False), "0.q: is missing: it takes queries"),
+        (caches(12, lengths=(40, 40, 40, 19)), "3.k: has 19 tokens, fewer than 20"),
+    ],
 )
 def test_too_little_is_said(dump, words, tmp_path):
     write(tmp_path / "dump", dump)
@@ -307,4 +455,4 @@ def test_what_is_printed_says_what_failed():
     text = io.StringIO()
     show(Console(file=text, width=200), figures)
     assert "pass" in text.getvalue() or "FAIL" in text.getvalue()
-    assert "filling by water" in text.getvalue()
+    assert "filling by water among the first components" in text.getvalue()
