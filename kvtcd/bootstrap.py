@@ -101,6 +101,8 @@ async def service(
             for tag in foreign:
                 _log.warning(custody.left_alone(await asyncio.to_thread(custody.described, state, tag)))
                 built.metrics.foreign.inc()
+            for tag in built.conditions.tags("set-aside"):
+                _log.warning("%s", custody.set_aside(state.tenant(tag)))
             yield built
         finally:
             await built.close(asyncio.get_running_loop().time() + config.daemon.stop_seconds * FLUSH_SHARE)

@@ -39,9 +39,8 @@ class Custody:
             yield f"{state.tenant(tag)} cannot be read, and its tenant would be refused: {why}"
         for tag, why in self.damaged.items():
             yield f"{state.tenant(tag)} is damaged, and would be mended or set aside: {why}"
-        for tag, names in self.set_aside.items():
-            where = f"{state.tenant(tag)}: {', '.join(names)} of {self.fitting.get(tag, 'a tenant')}"
-            yield f"{where} was damaged and set aside; have it purged, or move it away"
+        for tag in self.set_aside:
+            yield set_aside(state.tenant(tag), self.fitting.get(tag, "its tenant"))
         yield from map(left_alone, self.where(state, self.foreign))
 
     def where(self, state: StateFiles, tags: Mapping[str, str]) -> Iterator[str]:
@@ -152,6 +151,13 @@ def described(state: StateFiles, tag: str, name: str = "") -> str:
     """Return where the environment of a tenant lies, how much that is, and whose it is, if that is known."""
     path = state.tenant(tag)
     return f"{path} ({_bytes(path) / 1e6:,.1f} MB)" + (f" of {name}" if name else "")
+
+
+def set_aside(environment: Path, tenant: str = "its tenant") -> str:
+    """Return what is said of what lies beside an environment, until somebody has seen to it."""
+    return (
+        f"{environment} has files (*.bad-*) that were set aside as damaged; purge {tenant}, or move them away"
+    )
 
 
 def left_alone(where: str) -> str:

@@ -187,6 +187,24 @@ def test_where_some_tenants_fit_all_else_is_degraded_and_said(tmp_path, caplog) 
     assert any("is left out" in each.message for each in caplog.records)
 
 
+def test_what_is_set_aside_is_said_at_every_start_and_check(tmp_path, caplog) -> None:
+    config = configuration(tmp_path)
+    (environment,) = stored_under(config, ("uid:1", RIGHT))
+    (config.daemon.state / "master.key").unlink()
+    next(environment.glob("*/data.mdb")).write_bytes(b"not a data file")
+
+    async def begun() -> None:
+        async with bootstrap.service(config, master=RIGHT) as service:
+            assert service.overview.degraded == {"set-aside": 1}
+
+    for _ in range(2):
+        caplog.clear()
+        asyncio.run(begun())
+        said = f"{environment} has files (*.bad-*) that were set aside as damaged; purge its tenant, or move"
+        assert any(said in each.message for each in caplog.records)
+    assert any(said in note for note in bootstrap.examine(config, master=RIGHT, remote=None).notes)
+
+
 async def there_and_back(service) -> list[bool]:
     """Store blocks, drop them to the disk, fetch them; tell which came back as they were."""
     deadline = soon()

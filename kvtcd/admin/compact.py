@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvtcd import terminal
 from kvtcd.core.errors import StoreFailed, StoreFull
+from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.terminal import Table
 from kvtcd.tiers.disk import UNBOUNDED, Environment
 from kvtcd.tiers.state import StateDirectory
@@ -19,10 +20,12 @@ class Compacted:
     """What became of one environment.
 
     Attributes:
+        tenant: its name; of one whose tenant has not come again, nothing.
         before, after: bytes of all its files.
         set_aside: what was damaged, now or earlier, and lies beside it, as a daemon would leave it.
     """
 
+    tenant: str
     before: int
     after: int
     set_aside: tuple[str, ...]
@@ -56,7 +59,8 @@ def command(path: Path) -> bool:
             well = well and not done.set_aside
             aside = f"damaged, and set aside: {', '.join(done.set_aside)}; have it purged, or move it away"
             said = aside if done.set_aside else ""
-            table.add_row(tag, f"{done.before / 1e6:,.1f}", f"{done.after / 1e6:,.1f}", said)
+            whose = f"{done.tenant}\n{tag}" if done.tenant else tag
+            table.add_row(whose, f"{done.before / 1e6:,.1f}", f"{done.after / 1e6:,.1f}", said)
     terminal.console().print(table)
     return well
 
@@ -73,8 +77,10 @@ def compact(environment: Path) -> Compacted:
         raise StoreFailed("open", str(error)) from error
     with closing(Environment(environment, quota=UNBOUNDED)) as opened:
         _require_room(environment, opened.used)
-        opened.rewrite(lambda _: True, opened.namespaces())
-        return Compacted(before, _bytes(environment), opened.set_aside)
+        names = opened.namespaces()
+        opened.rewrite(lambda _: True, names)
+        tenant = names.get(TENANT_NAME, b"").decode(errors="replace")
+        return Compacted(tenant, before, _bytes(environment), opened.set_aside)
 
 
 def _require_room(environment: Path, nbytes: int) -> None:

@@ -133,7 +133,9 @@ def _owned(state: StateFiles, root: bytes, name: str, tenant: str | None) -> tup
         owner = names.pop(TENANT_NAME, b"").decode(errors="replace")
         names.pop(WARM_NAME, None)
         if fault:
-            wrong[tag] = f"{environment} is damaged: {fault}; start the daemon once to have it mended"
+            wrong[tag] = (
+                f"{environment} is damaged: {fault}; start the daemon once, which mends it or sets it aside"
+            )
         elif aside and name not in names:
             wrong[tag] = f"{environment} was damaged: what it held is set aside ({', '.join(aside)})"
         if owner:

@@ -69,6 +69,7 @@ class Store:
 
     Attributes:
         tenant: its name, or that of its directory where that is all there is.
+        directory: the name of that.
         condition, fault, file_bytes, set_aside: see `Resting`.
         unreadable: headers of records that cannot be read.
         authentic: whether MACs were compared: the master key was there.
@@ -78,6 +79,7 @@ class Store:
     """
 
     tenant: str
+    directory: str
     condition: str
     fault: str | None
     file_bytes: int
@@ -131,8 +133,8 @@ def look(environment: Path, master: bytes | None, shown: int, progress: Progress
                     listed.append(one.row(whose))
             progress.advance(bar, len(page.keys))
         return Store(
-            name or environment.name, resting.condition.value, resting.fault, resting.file_bytes,
-            resting.set_aside, unreadable, keys is not None, misfit, held, listed,
+            name or environment.name, environment.name, resting.condition.value, resting.fault,
+            resting.file_bytes, resting.set_aside, unreadable, keys is not None, misfit, held, listed,
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from kvtcd import terminal
 from kvtcd.admin.key_files import read_key
@@ -112,7 +113,9 @@ def _figures(store: Store) -> dict[str, object]:
 
 
 def _show(console: Console, store: Store, lacking: str, *, verify: bool) -> None:
-    table = Table(title=f"tenant {store.tenant}", caption="; ".join(_remarks(store, lacking, verify=verify)))
+    where = "" if store.directory == store.tenant else f"\n{store.directory}"
+    remarks = "; ".join(_remarks(store, lacking, verify=verify))
+    table = Table(title=escape(f"tenant {store.tenant}{where}"), caption=escape(remarks))
     for heading in ("namespace", "blocks", "tokens", "raw MB", "packed MB", "ratio", "stored", "damaged"):
         table.add_column(heading, justify="left" if heading in {"namespace", "damaged"} else "right")
     for name, held in store.namespaces.items():

@@ -113,10 +113,8 @@ def _way(
         result = client.put(name, BlockHead(key, _TOKENS, first_token=0), memory)
         stored = time.perf_counter()
         if result.outcome != "stored":
-            why = (
-                f"a block of 4 MiB was not stored: {result.reason}; is there room for it in [host] capacity?"
-            )
-            return Finding(f"by {way}", "note", why)
+            why = f"a block of 4 MiB was not stored ({result.reason or result.outcome})"
+            return Finding(f"by {way}", "note", f"{why}; is there room for it in [host] capacity?")
         client.fill(name, [key], [memory])
         given += time.perf_counter() - stored
         taken += stored - begun
