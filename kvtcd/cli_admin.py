@@ -107,7 +107,7 @@ def rekey(
         Path | None, typer.Option(help="File of the key to put it under; default: one that is made up.")
     ] = None,
 ) -> None:
-    """Put all that is stored under another master key; needs room for a second copy."""
+    """Put all that is stored under another master key; needs room for a second copy. Killed, run it again."""
     from kvtcd.admin import rekey as admin  # noqa: PLC0415 - lmdb, numpy
 
     if not admin.command(path, old=old_key, new=new_key):
@@ -134,7 +134,7 @@ def token(
 
 @app.command()
 def purge(
-    name: Annotated[str, typer.Argument(help="The namespace.")],
+    name: Annotated[str, typer.Argument(help="The namespace; any name where all was damaged and set aside.")],
     address: AddressArgument = None,
     *,
     tenant: Annotated[
@@ -145,7 +145,7 @@ def purge(
         float, typer.Option(min=1, help="Seconds to wait; the purge goes on behind it.")
     ] = 600,
 ) -> None:
-    """Remove a namespace, every byte of its blocks, and what of its tenant was set aside as damaged."""
+    """Remove a namespace and all its bytes from a running daemon, and what was set aside of its tenant."""
     from kvtcd.client import Client  # noqa: PLC0415 - the commands that ask no daemon start without it
 
     with Client(address) as client:

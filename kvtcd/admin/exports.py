@@ -138,10 +138,12 @@ def _owned(state: StateFiles, root: bytes, name: str, tenant: str | None) -> tup
             )
         elif aside and name not in names:
             wrong[tag] = f"{environment} was damaged: what it held is set aside ({', '.join(aside)})"
+        fits = TenantKeys.derive(root, owner).tag.hex() == tag
         if owner:
-            there.append(f"{owner} ({', '.join(sorted(names)) or 'none'})")
+            under = "" if fits else ", under another master key"
+            there.append(f"{owner} ({', '.join(sorted(names)) or 'none'}{under})")
         if name in names and tenant in {None, owner}:
-            if TenantKeys.derive(root, owner).tag.hex() == tag:
+            if fits:
                 owners[owner] = environment
             else:
                 foreign.append(owner)
