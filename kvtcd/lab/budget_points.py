@@ -131,7 +131,7 @@ def rows(
         yard = largest.kl_at(ratio)
         for tokens, pair in own.items():
             figure = pair.kl_at(ratio)
-            kl, times = interval(figure, groups), interval(_quotient(figure, yard), groups)
+            kl, times = (interval(one, groups, positive=True) for one in (figure, _quotient(figure, yard)))
             found.append(
                 Row(
                     tokens=tokens,

@@ -69,7 +69,7 @@ class Means:
     @classmethod
     def of(cls, documents: Sequence[Quality], groups: Sequence[int]) -> Means:
         """Return the means; `groups` says of each document which file it is of."""
-        kl = interval(mean([one.kl for one in documents]), groups)
+        kl = interval(mean([one.kl for one in documents]), groups, positive=True)
         dnll, top1 = (float(np.mean([getattr(one, name) for one in documents])) for name in ("dnll", "top1"))
         return cls(kl.value, kl.lo, kl.hi, dnll, top1)
 
@@ -190,7 +190,7 @@ def _gains(of: _Curve, over: _Curve, groups: Sequence[int]) -> list[EqualKl]:
         `ends` are the gains that the curve's ends would have, if they had that divergence.
         """
         if brackets(curve, float(target)):
-            found = interval(gain, groups)
+            found = interval(gain, groups, positive=True)
             return EqualKl(of.name, name, float(target), found.value, found.lo, found.hi)
         below = bool(target < curve[0])
         # A curve of `of` goes on to less than its first ratio and more than its last; one of `over` divides.

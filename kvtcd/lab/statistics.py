@@ -46,7 +46,7 @@ def logs(divergences: Sequence[float]) -> Floats:
     return found
 
 
-def interval(figure: Figure, groups: Sequence[int]) -> Interval:
+def interval(figure: Figure, groups: Sequence[int], *, positive: bool = False) -> Interval:
     """Return a figure and its 95 % bootstrap interval: BCa, widened to what few documents allow to say.
 
     Documents are resampled within their group, and bounds are bias-corrected and accelerated (BCa; Efron and
@@ -68,6 +68,8 @@ def interval(figure: Figure, groups: Sequence[int]) -> Interval:
     Args:
         figure: of the documents, by index.
         groups: by document, which group it is of.
+        positive: that the figure is above zero of whatever documents, a divergence or a ratio: distances are
+            then multiplied in logarithms, so bounds are above zero too.
 
     Raises:
         Unavailable: scipy is not installed.
@@ -80,7 +82,8 @@ def interval(figure: Figure, groups: Sequence[int]) -> Interval:
     with np.errstate(divide="ignore", invalid="ignore"):  # a figure that some resamples do not have
         resampled = np.concatenate([figure(part) for part in parts])
         left_out = figure(np.stack([np.delete(everything, one) for one in everything]))
-    low, high = _bounds(np.array([value]), resampled[:, None], left_out[:, None], strata)
+    log_scale = positive and value > 0
+    low, high = _bounds(np.array([value]), resampled[:, None], left_out[:, None], strata, in_logs=log_scale)
     return Interval(value, float(low[0]), float(high[0]))
 
 
@@ -107,7 +110,12 @@ def _drawn(strata: Sequence[Indices]) -> Indices:
 
 
 def _bounds(
-    values: Floats, resampled: Floats, left_out: Floats, strata: Sequence[Indices]
+    values: Floats,
+    resampled: Floats,
+    left_out: Floats,
+    strata: Sequence[Indices],
+    *,
+    in_logs: bool = False,
 ) -> tuple[Floats, Floats]:
     """Return lower and upper bounds of figures ``[n]``; see `interval`.
 
@@ -116,6 +124,7 @@ def _bounds(
         resampled: of resamples, ``[RESAMPLES, n]``.
         left_out: of all documents but one, ``[documents, n]``.
         strata: documents of each group.
+        in_logs: that distances are of logarithms.
     """
     try:
         from scipy.special import ndtr, ndtri, stdtrit  # noqa: PLC0415 - an extra
@@ -139,7 +148,11 @@ def _bounds(
     for z in (bias - ndtri(tail), bias + ndtri(tail)):
         shares = ndtr(bias + z / (1 - skew * z))
         found = [np.quantile(one, share) for one, share in zip(resampled.T, shares, strict=True)]
-        bounds.append(values + wider * (found - values))
+        bounds.append(
+            values * (np.maximum(found, 0) / values) ** wider
+            if in_logs
+            else values + wider * (found - values)
+        )
     return bounds[0], bounds[1]
 
 

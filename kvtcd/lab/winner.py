@@ -48,7 +48,7 @@ def choose(ratio: float, samples: Samples, groups: Sequence[int]) -> Choice:
     found = []
     for spec in (chosen, *others):
         own = samples[spec]
-        kl = interval(mean([one.kl for one in own]), groups)
+        kl = interval(mean([one.kl for one in own]), groups, positive=True)
         times = interval(mean(kls[spec] - kls[chosen]), groups)
         lo, hi = (bound if np.isfinite(bound) else kl.value for bound in (kl.lo, kl.hi))
         found.append(

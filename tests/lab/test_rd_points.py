@@ -67,7 +67,7 @@ def test_documents_that_disagree_make_a_gain_uncertain() -> None:
     weights = [1 / 1.5**2 if n % 2 else 1 / 3**2 for n in range(6)]
     want = math.sqrt(sum(HARDNESS) / sum(h * w for h, w in zip(HARDNESS, weights, strict=True)))
     assert gain.ratio_gain == pytest.approx(want, rel=1e-9)
-    assert 1.5 <= gain.lo < want < gain.hi <= 3
+    assert 1 < gain.lo < 1.5 < want < 3 < gain.hi < 4  # of so few, beyond what was seen
 
 
 def test_one_point_is_held_against_the_curve_of_the_first() -> None:
@@ -112,4 +112,4 @@ def test_points_alone_and_codecs_without_loss_are_not_compared() -> None:
 def test_noise_is_summed_up_like_divergence() -> None:
     found = Means.of([Quality(kl, 1 - kl, kl) for kl in (0.001, 0.002, 0.003)], [0, 0, 0])
     assert (found.kl, found.dnll, found.top1) == pytest.approx((0.002, 0.002, 0.998))
-    assert 0.001 <= found.kl_lo < 0.002 < found.kl_hi < 0.0031
+    assert 0 < found.kl_lo < 0.001 < 0.003 < found.kl_hi < 0.01  # of three documents

@@ -63,6 +63,16 @@ def test_so_many_of_a_hundred_intervals_hold_the_truth(
         assert least < share < most, law
 
 
+def test_what_is_above_zero_has_bounds_above_zero_that_are_as_far_in_logarithms() -> None:
+    values = [0.02, 0.03, 0.05, 0.2]
+    plain, found = (interval(mean(values), [0, 0, 1, 1], positive=one) for one in (False, True))
+    assert plain.lo < 0 < found.lo < found.value == plain.value < found.hi
+    assert interval(mean([0.0, 0.0]), [0, 0], positive=True) == Interval(0.0, 0.0, 0.0)
+    many = np.random.default_rng(1).lognormal(size=4000)
+    plain, found = (interval(mean(many), [0] * 4000, positive=one) for one in (False, True))
+    assert (found.lo, found.hi) == pytest.approx((plain.lo, plain.hi), rel=1e-4)
+
+
 def test_a_file_that_varies_more_is_known_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that varies is in three documents of one file, and those of the other do not make up for it."""
     monkeypatch.setattr(statistics, "RESAMPLES", 1999)

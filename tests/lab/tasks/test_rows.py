@@ -43,7 +43,8 @@ def test_rows_are_means_and_paired_differences(scores: Scores) -> None:
     row = rows["loglik", 8]
     assert (row.task, row.codec, row.n) == ("toy", "kvtc", 4)
     assert (row.score, row.score_raw, row.delta) == pytest.approx((-2.65, -2.5, -0.15))
-    assert -0.2 - 1e-9 <= row.lo < -0.15 < row.hi <= -0.1 + 1e-9
+    half = stats.t.ppf(0.975, 3) * np.std([0.1, 0.2, 0.1, 0.2], ddof=1) / 2
+    assert (row.lo, row.hi) == pytest.approx((-0.15 - half, -0.15 + half), rel=0.1)
     assert rows["accuracy", 8].delta == 0.25
     assert rows["accuracy", 32].delta == -0.25
     # each item loses one: nothing varies
