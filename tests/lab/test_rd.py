@@ -22,10 +22,11 @@ from kvtcd.core.errors import ConfigError, Unavailable
 from kvtcd.core.layout import Dtype
 from kvtcd.lab import evaluate, models, rd
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
-from kvtcd.lab.codec_spec import Spec
+from kvtcd.lab.codec_spec import Spec, spelled
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.rd_plot import draw
 from kvtcd.lab.rd_points import EqualKl, Means, equal_kl, points
+from kvtcd.lab.rd_ranking import Surpassed
 from kvtcd.lab.rd_report import show
 
 CONTEXT, CONTINUATION, WINDOWS = 200, 20, 3
@@ -226,6 +227,22 @@ def test_few_documents_can_be_drawn_too(figures, tmp_path: Path) -> None:
     )
     draw(dataclasses.replace(figures, points=unsure, noise=Means(0, 0, 0, 0, 1)), tmp_path / "it.svg")
     assert (tmp_path / "it.svg").stat().st_size > 0
+
+
+def test_the_table_says_what_is_left_and_what_is_in_doubt(figures) -> None:
+    names = [spelled(point.codec, point.dial) for point in figures.points]
+    beaten = (
+        Surpassed(names[0], names[-1], 2.0, 0.5, 0.4, 0.6, 0.01),
+        Surpassed(names[1], names[-1], 2.0, 0.9, 0.7, 0.99, 0.3),
+    )
+    text = io.StringIO()
+    show(Console(file=text, width=250), dataclasses.replace(figures, documents=4, surpassed=beaten))
+    left = next(line for line in text.getvalue().splitlines() if line.startswith("Not surpassed beyond"))
+    assert left.startswith(f"Not surpassed beyond noise: {names[1]} ?, ")
+    assert names[0] not in left.removeprefix("Not surpassed beyond noise: ").split(", ")
+    assert "4 documents can show nothing: no p is below 0.062" in text.getvalue()
+    assert ".50 " in text.getvalue()
+    assert ".90 ? " in text.getvalue()
 
 
 def test_a_picture_that_cannot_be_drawn_says_why(

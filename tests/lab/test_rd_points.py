@@ -112,4 +112,5 @@ def test_points_alone_and_codecs_without_loss_are_not_compared() -> None:
 def test_noise_is_summed_up_like_divergence() -> None:
     found = Means.of([Quality(kl, 1 - kl, kl) for kl in (0.001, 0.002, 0.003)], [0, 0, 0])
     assert (found.kl, found.dnll, found.top1) == pytest.approx((0.002, 0.002, 0.998))
-    assert 0 < found.kl_lo < 0.001 < 0.003 < found.kl_hi < 0.01  # of three documents
+    assert 0 < found.kl_lo < 0.001  # of three documents, beyond what was seen
+    assert 0.003 < found.kl_hi < 0.01

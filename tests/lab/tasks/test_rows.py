@@ -4,8 +4,10 @@ import io
 import json
 import math
 
+import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Size
