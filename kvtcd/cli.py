@@ -34,6 +34,7 @@ from kvtcd.cli_options import (
     TraceOption,
     device_option,
     input_option,
+    refuse_idle,
 )
 from kvtcd.core.errors import (
     AlreadyRunning,
@@ -149,6 +150,7 @@ def policy_simulate(
 
 @app.command()
 def calibrate(
+    called: typer.Context,
     *,
     model: ModelOption,
     text: Annotated[
@@ -192,6 +194,8 @@ def calibrate(
 
     Killed and started again with the same options, it goes on where it was.
     """
+    if not split:
+        refuse_idle(called, "without --split", "stage_layers")
     from kvtcd.lab import calibrate as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(
@@ -203,6 +207,7 @@ def calibrate(
 
 @app.command()
 def plan(
+    called: typer.Context,
     *,
     profile: Annotated[Path | None, input_option("--profile", help="The model's profile.")] = None,
     bytes_per_token: TokenBytesOption = None,
@@ -226,6 +231,8 @@ def plan(
     plot: PlotOption = None,
 ) -> None:
     """Say what a model's cache takes, what a budget holds and finds, and from which length on it pays."""
+    if bench or not prefill:
+        refuse_idle(called, "without --prefill and --reuse", "overhead_ms")
     from kvtcd.lab import plan as lab  # noqa: PLC0415 - torch
 
     lab.command(

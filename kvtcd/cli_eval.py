@@ -22,6 +22,7 @@ from kvtcd.cli_options import (
     WindowsOption,
     input_option,
     output_option,
+    refuse_idle,
 )
 
 app = typer.Typer(help="Codecs measured on a model and texts of your own.", no_args_is_help=True)
@@ -142,6 +143,7 @@ def guard(
 
 @app.command("tasks")
 def tasks(
+    called: typer.Context,
     *,
     model: ModelOption,
     codec: CodecsOption,
@@ -168,6 +170,10 @@ def tasks(
     json: JsonOption = None,
 ) -> None:
     """Show what a model can do behind a packed cache, against what it can do without one."""
+    if not file:
+        refuse_idle(called, "without --file", "metric")
+    elif not task:
+        refuse_idle(called, "with --file alone", "data")
     from kvtcd.lab.tasks import command as lab  # noqa: PLC0415 - torch and transformers
 
     lab.command(

@@ -43,7 +43,7 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         # By its name: typer has a click of its own or not, as its release has it.
-        if parameter.name in names and source and source.name != "DEFAULT":
+        if parameter.name in names and source and source.name == "COMMANDLINE":
             raise ConfigError(parameter.opts[0], "", f"has no effect {why}; leave it out")
 
 

@@ -44,7 +44,7 @@ _OUTCOMES = {"safe": 0, "not safe": 1, "not judged": 3}
 
 @app.command()
 def ablate(
-    context: typer.Context,
+    called: typer.Context,
     *,
     preset: Annotated[
         Literal["ci", "paper"],
@@ -71,7 +71,7 @@ def ablate(
     fails.
     """
     if dump:
-        refuse_idle(context, "with --dump: each document to test is a trial", "trials")
+        refuse_idle(called, "with --dump: each document to test is a trial", "trials")
     from kvtcd.lab.ablate import command as study  # noqa: PLC0415 - torch
 
     if not study.command(
@@ -123,6 +123,7 @@ def validate(
 
 @lab.command()
 def scale(
+    called: typer.Context,
     *,
     trace: TraceOption,
     hosts: Annotated[
@@ -156,6 +157,8 @@ def scale(
     plot: PlotOption = None,
 ) -> None:
     """Say what a store that hosts share is worth: by a trace, and from which length of a prefix on."""
+    if bench or not prefill:
+        refuse_idle(called, "without --prefill and --reuse", "overhead_ms")
     from kvtcd.lab.scale import command as study  # noqa: PLC0415 - torch
 
     study.command(

@@ -96,6 +96,35 @@ def test_a_file_to_read_that_is_not_there_is_refused_at_once(words):
     assert "does not exist" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("calibrate --model m --stage-layers 3", "--stage-layers: has no effect without --split"),
+        ("eval tasks --model m --codec tq:4 --metric f1", "--metric: has no effect without --file"),
+        (
+            "eval tasks --model m --codec tq:4 --file {here} --data {here}",
+            "--data: has no effect with --file",
+        ),
+        (
+            "plan --bytes-per-token 9 --ratio 4 --overhead-ms 3",
+            "--overhead-ms: has no effect without --prefill",
+        ),
+        (
+            "plan --bytes-per-token 9 --ratio 4 --bench {here} --prefill 3 --reuse 3",
+            "--bench: says both speeds",
+        ),
+        ("lab scale --trace {here} --bench {here} --overhead-ms 3", "--overhead-ms: has no effect without"),
+        ("ablate --dump {here} --trials 8", "--trials: has no effect with --dump"),
+        ("validate {here} --windows 8", "--windows: has no effect without --model"),
+    ],
+)
+def test_an_option_that_has_no_effect_is_refused(words, told, monkeypatch):
+    monkeypatch.setenv("KVTCD_DATA", "somewhere")  # of the environment, not of the command
+    result = CliRunner().invoke(cli.app, words.format(here=__file__).split())
+    assert isinstance(result.exception, ConfigError), result.output
+    assert told in str(result.exception)
+
+
 def test_one_option_has_one_minimum():
     for name, least in (("context", 256), ("windows", 1), ("continuation", 2), ("threads", 1)):
         found = {info.min for _, called, info in options() if called == name}

@@ -77,9 +77,11 @@ def known(
         token_bytes: raw bytes of a token.
 
     Raises:
-        ConfigError: the file is wrong, or one speed is missing.
+        ConfigError: the file is wrong, one speed is missing, or speeds are said beside a file.
     """
     if bench is not None:
+        if prefill is not None or reuse is not None:
+            raise ConfigError("command line", "--bench", "says both speeds; leave out --prefill and --reuse")
         return measured(bench)
     if (prefill is None) != (reuse is None):
         raise ConfigError("command line", "--prefill", "goes with --reuse: say both speeds, or neither")
