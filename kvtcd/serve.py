@@ -16,7 +16,6 @@ from kvtcd.api.app import create_app, start
 from kvtcd.api.auth import authenticate
 from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import shown
-from kvtcd.bootstrap import service, tracing
 from kvtcd.config import Config, changed, load_policies, show_bytes
 from kvtcd.config.remote import CREDENTIAL as REMOTE
 from kvtcd.core.errors import ConfigError, DeviceLost
@@ -66,6 +65,8 @@ async def serve(config: Config, record: Path | None = None, path: Path | None = 
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         entry = await asyncio.to_thread(credential, os.environ, REMOTE)
         entrance = await asyncio.to_thread(Entrance, config, handed)
+        from kvtcd.bootstrap import service, tracing  # noqa: PLC0415 - torch: what is refused waits for none
+
         watching = asyncio.create_task(_ask_for_time(supervisor, stop))
         try:
             async with (

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -414,3 +415,18 @@ def test_that_somebody_looks_does_not_keep_a_daemon_from_its_state(site: Site) -
         fcntl.flock(lock, fcntl.LOCK_SH)
         list(examine(config.load(site.config)))
     StateDirectory(site.state).close()
+
+
+def test_what_is_refused_is_refused_before_torch_is_loaded(site: Site) -> None:
+    """On a machine that is busy that takes half a minute."""
+    site.say("daemon", socket=str(site.folder / "none" / "kvtcd.sock"))
+    code = (
+        "import asyncio, sys\nfrom pathlib import Path\nfrom kvtcd import config, serve\n"
+        "try:\n    asyncio.run(serve.serve(config.load(Path(sys.argv[1]))))\n"
+        "except serve.ConfigError as error:\n    print(error, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, str(site.config)], capture_output=True, text=True, check=True
+    )
+    assert "cannot be used: No such file or directory" in answer.stdout
+    assert answer.stdout.split()[-1] == "False"
