@@ -50,6 +50,21 @@ def test_coefficients_are_the_centred_product(affine, dtype, rotating):
         assert (got.t().double() - want[:, :rank]).norm() <= 0.01 * want[:, :rank].norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("further", [0, 7])
+def test_a_gpu_gives_out_the_float32_in_which_it_has_summed_up(further):
+    """Of the very numbers that it multiplies, so that only sums could lose anything."""
+    device, p = torch.device("cuda", 0), L * H * D
+    transform = Transform(torch.zeros(p), torch.randn(R, p), torch.randn(R, p), L, device)
+    centred = transform.centred(torch.randn(L, T, H, D, device=device), None)
+    more = torch.randn(further, p, device=device).to(centred.dtype)
+    got = transform.forward(centred, R, more if further else None)
+    exact = torch.cat((transform._encode, more)).double() @ centred.double().t()
+    assert got.dtype == torch.float32
+    assert got.is_contiguous()
+    assert float((got - exact).abs().max() / exact.abs().max()) < 1e-5, "bfloat16 would be off by 2e-3"
+
+
 def test_a_mean_ten_times_the_signal_costs_no_accuracy(affine):
     """Products may run in bfloat16; the mean must not go through them."""
     mean, basis, _ = affine
