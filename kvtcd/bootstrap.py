@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,11 @@ from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import TenantKeys
-from kvtcd.core.policy import FADING, CodecChoice, Policy
+from kvtcd.core.policy import FADING, CodecChoice, DeviceName, Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
-from kvtcd.engine.cuda import Lost, copies_on_cuda, on_cuda
+from kvtcd.engine.cuda import Lost, copies_on_cuda, on_each
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -40,6 +40,7 @@ from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.service import Service
+from kvtcd.engine.streams import Stages
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.disk import Environment, Put, footprint, require_hardened
 from kvtcd.tiers.memory import GRANULE, HostMemory
@@ -204,16 +205,17 @@ def _assemble(
     sightings = Sightings(FADING * policies[-1].evict.half_life)
     residency = Residency()
     device = machine.device_memory(config)
-    accelerator = machine.accelerator(
+    accelerators = machine.accelerators(
         config, policies, residency, lambda why: metrics.on_cpu.labels(why).inc()
     )
-    on_cpu = None
-    if accelerator:
-        stages = on_cuda(accelerator.device, lost, tier=device.device if device else None)
-        on_cpu = replace(on_threads("-cpu"), read=stages.read, copy=stages.copy)
+    by_device: dict[DeviceName, Stages] = {}
+    if accelerators:
+        gpus = {each.name: each.device for each in accelerators.values()}
+        by_device = on_each(gpus, lost, tier=device.device if device else None)
+        stages = next(iter(by_device.values()))
     else:
         stages = copies_on_cuda(device.device, lost) if device else on_threads()
-    copied = device or accelerator or (config.gpu.regions and torch.cuda.is_available())
+    copied = device or accelerators or (config.gpu.regions and torch.cuda.is_available())
     pinned = pin(memory.slab) if copied else None
     metrics.pinned.set(pinned is not None)
     tiers = shelves(
@@ -227,7 +229,7 @@ def _assemble(
         memory=memory,
         put_record=Put,
         stages=stages,
-        on_cpu=on_cpu,
+        elsewhere=by_device,
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
@@ -239,11 +241,12 @@ def _assemble(
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
         where = choice.device or machine.codec_device(config)
-        if where == "cuda" and accelerator is None:
+        accelerator = accelerators.get(where)
+        if where != "cpu" and accelerator is None:
             _log.warning(
                 "a policy has its blocks packed on a GPU, of which this start knew nothing: the CPU does"
             )
-        return choose.codec_for(identity, choice, profiles, accelerator if where == "cuda" else None)
+        return choose.codec_for(identity, choice, profiles, accelerator)
 
     def open_environment(tag: str) -> Environment:
         return Environment(state.tenant(tag), quota=config.disk.capacity)
@@ -260,7 +263,7 @@ def _assemble(
     if remote:
         mover.packed, mover.passed = remote.packed, remote.passed
         mover.missing = remote.profiles.fetch
-    streams = dict.fromkeys((*stages.streams(), *(on_cpu.streams() if on_cpu else ())))
+    streams = dict.fromkeys(stream for each in (stages, *by_device.values()) for stream in each.streams())
     lanes, recorder = [*streams, lane], None
     if record:
         lanes.append(writing := Lane("record"))

@@ -34,8 +34,8 @@ def verify(config: Config, policies: Sequence[Policy]) -> None:
     host_memory(config)
     if _holds(config):
         _cuda(config, "gpu.capacity")
-    if _packs(config, policies):
-        _cuda(config, "codec.device")
+    for name in _packing(config, policies):
+        _codec_cuda(config, name)
 
 
 def _descriptors(config: Config) -> None:
@@ -96,24 +96,30 @@ def codec_device(config: Config) -> DeviceName:
     return "cuda" if (torch.cuda.is_available() if device == "auto" else device != "cpu") else "cpu"
 
 
-def accelerator(
+def accelerators(
     config: Config, policies: Sequence[Policy], residency: Residency, spared: Callable[[str], None]
-) -> Accelerator | None:
-    """Return the GPU that packs and unpacks, None where it is the CPU for all.
+) -> dict[DeviceName, Accelerator]:
+    """Return the GPUs that pack and unpack, by the names that are asked for; none where the CPU does it all.
+
+    Two names of one device have one accelerator.
 
     Args:
-        config: which device that is, and what codecs may have of it.
-        policies: of which some may ask for it.
+        config: which device that is unless a policy says it, and what codecs may have of each.
+        policies: of which some may ask for others.
         residency: is given that as its limit.
         spared: as of `Accelerator`.
     """
-    if not _packs(config, policies):
-        return None
-    device, memory = _cuda(config, "codec.device"), config.codec.memory
-    if memory == "auto":
-        memory = torch.cuda.get_device_properties(device).total_memory // AUTO_CODEC
-    residency.limit(device, memory)
-    return Accelerator.on(device, residency, spared)
+    made: dict[torch.device, Accelerator] = {}
+    found: dict[DeviceName, Accelerator] = {}
+    for name in _packing(config, policies):
+        device, memory = _codec_cuda(config, name), config.codec.memory
+        if device not in made:
+            if memory == "auto":
+                memory = torch.cuda.get_device_properties(device).total_memory // AUTO_CODEC
+            residency.limit(device, memory)
+            made[device] = Accelerator.on(device, residency, spared, name)
+        found[name] = made[device]
+    return found
 
 
 def _holds(config: Config) -> bool:
@@ -122,9 +128,21 @@ def _holds(config: Config) -> bool:
     return torch.cuda.is_available() if capacity == "auto" else capacity > 0
 
 
-def _packs(config: Config, policies: Sequence[Policy]) -> bool:
-    """Tell whether a GPU is to pack some of them."""
-    return "cuda" in {codec_device(config), *(policy.codec.device for policy in policies)}
+def _packing(config: Config, policies: Sequence[Policy]) -> list[DeviceName]:
+    """Return what GPUs are to pack some blocks, by name, in order."""
+    asked = (codec_device(config), *(policy.codec.device for policy in policies))
+    return sorted({name for name in asked if name and name != "cpu"})
+
+
+def _codec_cuda(config: Config, name: DeviceName) -> torch.device:
+    """Return the CUDA device that the configuration or a policy names for packing."""
+    _, _, number = name.partition(":")
+    if not number:
+        return _cuda(config, "codec.device")
+    if int(number) >= (found := torch.cuda.device_count()):
+        why = f"a policy asks for the CUDA device {number}, and CUDA finds {found} of them"
+        raise config.fault("codec.device", why)
+    return torch.device("cuda", int(number))
 
 
 def _cuda(config: Config, field: str) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import threading
 import time
@@ -17,6 +18,11 @@ from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+if not torch.cuda.is_available() and importlib.util.find_spec("vllm") is None:
+    # Kernels run in Triton's interpreter, which has to be asked for before anything imports Triton. Engines
+    # would look at that too.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(
     "default", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -288,6 +288,50 @@ async def test_a_policy_says_where_its_blocks_are_packed(tmp_path, device, where
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
+async def test_each_gpu_that_a_policy_names_has_streams_of_its_own(tmp_path, monkeypatch) -> None:
+    gpus = {"cuda": torch.device("cpu"), "cuda:1": torch.device("cpu", 0)}  # which torch tells apart
+    monkeypatch.setattr(machine, "_codec_cuda", lambda _config, name: gpus[name])
+    config = configuration(tmp_path, gpu=0, device="auto", name="kvtc2", where="cuda:1")
+    await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
+    async with bootstrap.service(config) as service:
+        same = await there_and_back(service)
+        namespace = service.namespace(TENANT, "n")
+        threads = {thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
+
+    assert same == [True] * BLOCKS
+    assert (namespace.codec.device, namespace.lossless.device) == ("cuda:1", "cuda:1")
+    assert {f"kvtcd-{name}-cuda1" for name in ("inflate", "synthesize", "analyze", "deflate")} <= threads
+    assert "kvtcd-analyze" not in threads, "nothing was packed on the other"
+    assert "kvtcd-read-cuda1" not in threads, "one reads the disk for all"
+
+
+@pytest.mark.usefixtures("twin")
+def test_two_names_of_one_gpu_are_one_accelerator(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(machine, "_codec_cuda", lambda _config, _name: torch.device("cpu"))
+    config = configuration(tmp_path, device="auto", name="kvtc2", where="cuda:0")
+    found = machine.accelerators(config, load_policies(config.policies), Residency(), print)
+
+    assert list(found) == ["cuda", "cuda:0"]
+    assert found["cuda"] is found["cuda:0"]
+    assert found["cuda"].name == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("cuda:2", "a policy asks for the CUDA device 2")],
+)
+def test_a_policy_may_name_any_gpu_that_is_there(tmp_path, monkeypatch, name, want) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = configuration(tmp_path, device="cuda")
+    if name == "cuda:2":
+        with pytest.raises(ConfigError, match=want):
+            machine._codec_cuda(config, name)
+    else:
+        assert str(machine._codec_cuda(config, name)) == want
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
 async def test_a_gpu_that_only_a_later_policy_asks_for_is_the_cpu(tmp_path, caplog) -> None:
     asking = configuration(tmp_path, gpu=0, device="cpu", where="cuda")
     later = await asyncio.to_thread(load_policies, asking.policies)
@@ -407,7 +451,7 @@ def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, monkeypatch, asked, limi
     config = configuration(tmp_path)
     config = config.model_copy(update={"codec": config.codec.model_copy(update={"memory": asked})})
     residency, spared, cpu = Residency(), [], torch.device("cpu")
-    made = machine.accelerator(config, (), residency, spared.append)
+    (made,) = machine.accelerators(config, (), residency, spared.append).values()
     made.spared("memory")
     residency.take(cpu, limit - 100)
     with residency.hold("fits", cpu, 100, list):
@@ -459,15 +503,15 @@ async def test_what_only_the_host_has_when_the_gpu_is_lost_is_written_by_the_cpu
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
 async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkeypatch) -> None:
-    on_cuda, listening = bootstrap.on_cuda, asyncio.Event()
+    on_each, listening = bootstrap.on_each, asyncio.Event()
     loop, listeners = asyncio.get_running_loop(), []
 
-    def made(device, lost, *, tier):
+    def made(devices, lost, *, tier):
         listeners.append(lost)
         loop.call_soon_threadsafe(listening.set)
-        return on_cuda(device, lost, tier=tier)
+        return on_each(devices, lost, tier=tier)
 
-    monkeypatch.setattr(bootstrap, "on_cuda", made)
+    monkeypatch.setattr(bootstrap, "on_each", made)
     running = asyncio.create_task(serve(configuration(tmp_path, gpu=1 << 20)))
     async with asyncio.timeout(PATIENCE_S):
         await listening.wait()

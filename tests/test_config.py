@@ -125,6 +125,7 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
     ("text", "field", "why"),
     [
         ("[codec]\nname = 'zip'", "codec.name", "'kvtc', 'kvtc2', 'lossless', 'tq'"),
+        ("[codec]\ndevice = 'cuda:x'", "codec.device", '\'cuda:x\' is not "cpu", "cuda", or "cuda:1"'),
         ("[codec]\nname = 'kvtc'\nratio = 12", "codec.ratio", "8, 16, 32, 64; kvtc2 takes any"),
         ("[codec]\nname = 'kvtc'\nmax_kl = 0.02", "codec.max_kl", "kvtc takes a ratio"),
         ("[codec]\nname = 'kvtc2'\nratio = 30\nmax_kl = 0.02", "codec.max_kl", "say one of them"),

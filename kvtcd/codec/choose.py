@@ -227,7 +227,8 @@ def codec_for(
             encoder, decoder, name, reason,
             profile=profile.digest.hex() if profile else None,
             expected_kl=expected_kl(profile, choice) if profile else None,
-            watched=watched, device="cuda" if accelerator else "cpu", on_cpu=on_cpu if accelerator else None,
+            watched=watched, device=accelerator.name if accelerator else "cpu",
+            on_cpu=on_cpu if accelerator else None,
         )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:

@@ -48,6 +48,8 @@ _SLACK = 64 << 10
 """Room behind the last chunk: nvCOMP 3 was seen to read beyond short inputs, up to its own chunk size."""
 _SHAPES = 64
 """Configurations kept for each stream; one for each size of block and codec in use."""
+_DEVICES: dict[int, torch.device] = {}
+"""By the handle of a stream: nvCOMP asks one allocator for the memory of all devices."""
 _log = logging.getLogger(__name__)
 
 
@@ -109,8 +111,9 @@ class _Memory:
         self.ptr, self._give_back = ptr, give_back
 
     @classmethod
-    def allocate(cls, nbytes: int, stream: Any, *, device: torch.device, residency: Residency) -> _Memory:  # noqa: ANN401 - of nvCOMP
+    def allocate(cls, nbytes: int, stream: Any, *, residency: Residency) -> _Memory:  # noqa: ANN401 - of nvCOMP
         """Take memory for use on a stream; it goes back with the object."""
+        device = _DEVICES.get(stream.ptr) or torch.device("cuda", torch.cuda.current_device())
         residency.take(device, nbytes)
         give_back = partial(residency.give_back, device, nbytes)
         try:
@@ -157,7 +160,7 @@ class Nvcomp:
     def __init__(self, api: Any, device: torch.device, residency: Residency) -> None:  # noqa: ANN401 - it has no types
         self._api, self._device = api, device
         self._streams: dict[int, _OnStream] = {}  # each used by one thread alone
-        api.set_device_allocator(partial(_Memory.allocate, device=device, residency=residency))
+        api.set_device_allocator(partial(_Memory.allocate, residency=residency))
 
     def inflated(self, blob: Blob) -> list[Plain]:
         """Launch the decompression of every section; the same as `sections.inflated`, on the device.
@@ -235,6 +238,7 @@ class Nvcomp:
         """Return the handle of the current stream, and the codec there."""
         number = torch.cuda.current_stream(self._device).cuda_stream
         if number not in self._streams:
+            _DEVICES[number] = self._device
             self._streams[number] = _OnStream(self._api, self._device, number)
         return number, self._streams[number]
 

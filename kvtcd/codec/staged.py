@@ -31,6 +31,7 @@ from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
 from kvtcd.codec.uniform import Arithmetic, InTorch
 from kvtcd.core.blob import CHUNK_BYTES, Blob
+from kvtcd.core.policy import DeviceName
 
 PART_BYTES = 16 << 20
 """Of a block that is decoded at a time: while they go over the bus, in a third of a millisecond, the next
@@ -48,6 +49,7 @@ class Accelerator:
 
     Attributes:
         device: where.
+        name: of it in policies.
         nvcomp: None: a CPU does the entropy stage.
         arithmetic: who turns coefficients into codes, and back.
         bus: None: copies to host memory are launched behind all else.
@@ -63,14 +65,24 @@ class Accelerator:
     residency: Residency = field(default_factory=Residency)
     spared: Callable[[str], None] = lambda _: None
     told: set[str] = field(default_factory=set)
+    name: DeviceName = "cuda"
 
     @classmethod
     def on(
-        cls, device: torch.device, residency: Residency, spared: Callable[[str], None] = lambda _: None
-    ) -> Accelerator:
+        cls, device: torch.device, residency: Residency, spared: Callable[[str], None] = lambda _: None,
+        name: DeviceName = "cuda",
+    ) -> Accelerator:  # fmt: skip
         """Return all that a CUDA device has to offer. Sums of products are float32, in this whole process."""
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        return cls(device, nvcomp.load(device, residency), fused.load(device), Bus(device), residency, spared)
+        return cls(
+            device,
+            nvcomp.load(device, residency),
+            fused.load(device),
+            Bus(device),
+            residency,
+            spared,
+            name=name,
+        )
 
     def relieve(self) -> None:
         """Give up what is not in use on the device, once it has done what the current stream was told."""

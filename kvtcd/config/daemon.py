@@ -20,6 +20,7 @@ from kvtcd.config.values import (
     Size,
     Table,
     at_least,
+    like,
     read,
     show_bytes,
     size,
@@ -62,17 +63,11 @@ def _file(text: str) -> str:
     return text and str(usable(Path(text)))
 
 
-def _like(pattern: str, example: str, text: str) -> str:
-    if not re.fullmatch(pattern, text):
-        raise ValueError(f"{text!r} is not {example}")
-    return text
-
-
 _ENDPOINT = partial(
-    _like, "|tcp://.+:[0-9]{1,5}|ipc:///.+", '"tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"'
+    like, "|tcp://.+:[0-9]{1,5}|ipc:///.+", '"tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"'
 )
-_COLLECTOR = partial(_like, "|https?://[^/?#]+(/[^?#]*)?", '"http://127.0.0.1:4318", say')
-_DEVICE = partial(_like, "auto|cpu|cuda(:[0-9]{1,3})?", '"auto", "cpu", "cuda", or "cuda:1", say')
+_COLLECTOR = partial(like, "|https?://[^/?#]+(/[^?#]*)?", '"http://127.0.0.1:4318", say')
+_DEVICE = partial(like, "auto|cpu|cuda(:[0-9]{1,3})?", '"auto", "cpu", "cuda", or "cuda:1", say')
 
 
 class Daemon(Table):
@@ -147,10 +142,10 @@ class Codec(Table):
 
     profiles: FilePath = Path("/var/lib/kvtcd/profiles")
     device: Annotated[str, AfterValidator(_DEVICE)] = "cpu"
-    """Where the products run, unless a policy says ``cpu`` or ``cuda``; ``cuda``: on the device of `Gpu`,
-    ``cuda:N``: on another one; ``auto``: ``cuda`` where there is one. Blobs are the same."""
+    """Where the products run, unless a policy says ``cpu``, ``cuda`` or ``cuda:N``. ``cuda``: on the device
+    of `Gpu`, ``cuda:N``: on that one; ``auto``: ``cuda`` where there is one. Blobs are the same."""
     memory: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = "auto"
-    """Of that device, for bases of profiles and scratch of nvCOMP; ``auto``: a twentieth."""
+    """Of each such device, for bases of profiles and scratch of nvCOMP; ``auto``: a twentieth."""
     threads: Annotated[int, Field(ge=0, le=256)] = 0
     """Threads of one matrix product on the CPU; 0: half of the cores."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from kvtcd.config.values import Duration, Fraction, Part, Table, read, validated
+from kvtcd.config.values import Duration, Fraction, Part, Table, like, read, validated
 from kvtcd.core.dials import DIALS, CodecName, DialName
 from kvtcd.core.drift import OnDrift
 from kvtcd.core.errors import ConfigError
@@ -33,6 +34,7 @@ class _MatchTable(Table):
     model: str = "*"
 
 
+_DEVICE = partial(like, "cpu|cuda(:[0-9]{1,3})?", '"cpu", "cuda", or "cuda:1", say')
 _PLANNED = (8, 16, 32, 64)
 """Ratios that profiles have bit plans for."""
 _OWN_RATIO = {"kvtc": 16, "kvtc2": 16}
@@ -48,7 +50,7 @@ class _CodecTable(Table):
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sinks: Annotated[int, Field(ge=0, le=1024)] = 4
     window: Annotated[int, Field(ge=0, le=4096)] = 128
-    device: DeviceName | None = None
+    device: Annotated[DeviceName, AfterValidator(_DEVICE)] | None = None
 
     @field_validator("ratio")
     @classmethod

@@ -52,6 +52,13 @@ def at_least(nbytes: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def like(pattern: str, example: str, text: str) -> str:
+    """Refuse text that does not match."""
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{text!r} is not {example}")
+    return text
+
+
 def show_bytes(nbytes: int) -> str:
     """Write a size as text that reads back to the same number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):

@@ -11,7 +11,8 @@ from kvtcd.core.drift import OnDrift
 from kvtcd.core.identity import is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
-DeviceName = Literal["cpu", "cuda"]
+DeviceName = str
+"""``cpu``; ``cuda``, the GPU that the daemon has for codecs; or ``cuda:1``, say, that one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ class CodecChoice:
     divergence allowed, nats per token. `sinks`, `window`: tokens at both ends of a sequence that stay exact,
     or for `kvtc2`'s window finer; to `lossless` they mean nothing. `bits`: of a value, before what goes with
     them. `level`: of CacheGen. `on_drift`: what becomes of blocks that are unlike what the profile was made
-    from. `device`: where blocks are packed and unpacked, the CPU or the GPU that the daemon has for that;
-    None: where config.toml says.
+    from. `device`: where blocks are packed and unpacked; None: where config.toml says.
     """
 
     name: CodecName = "kvtc2"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Generic, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 from kvtcd.core.errors import DeviceLost
+from kvtcd.core.policy import DeviceName
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage, Stages, Watch
 
@@ -166,7 +167,9 @@ def copies_on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
     return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT, lost)))
 
 
-def on_cuda(device: torch.device, lost: Lost = lambda _: None, *, tier: torch.device | None = None) -> Stages:
+def on_cuda(
+    device: torch.device, lost: Lost = lambda _: None, *, tier: torch.device | None = None, suffix: str = ""
+) -> Stages:
     """Return the stages of a host whose GPU does the work of the codec.
 
     A stage that launches runs on a stream of its own. One that reads what the device writes into host memory
@@ -177,17 +180,47 @@ def on_cuda(device: torch.device, lost: Lost = lambda _: None, *, tier: torch.de
         device: of the codec.
         lost: as of `CudaStream`.
         tier: the device that holds blocks, if that is another one.
+        suffix: of the threads' names.
     """
-    check, scatter, gather, seal = (Lane(name) for name in ("check", "scatter", "gather", "seal"))
+
+    def thread(name: str) -> Stage:
+        return Stage(name, Lane(name + suffix))
+
+    def launched(name: str, priority: int = 0, on: torch.device = device) -> Stage:
+        return Stage(name, CudaStream(name + suffix, on, priority, lost))
+
     return Stages(
-        read=Stage("read", Lane("read")),
-        check=Stage("check", check),
-        inflate=Stage("inflate", CudaStream("inflate", device, URGENT, lost)),
-        synthesize=Stage("synthesize", CudaStream("synthesize", device, URGENT, lost)),
-        scatter=Stage("scatter", scatter),
-        gather=Stage("gather", gather),
-        analyze=Stage("analyze", CudaStream("analyze", device, lost=lost)),
-        deflate=Stage("deflate", CudaStream("deflate", device, lost=lost)),
-        seal=Stage("seal", seal),
-        copy=Stage("copy", CudaStream("copy", tier or device, URGENT, lost)),
+        read=thread("read"),
+        check=thread("check"),
+        inflate=launched("inflate", URGENT),
+        synthesize=launched("synthesize", URGENT),
+        scatter=thread("scatter"),
+        gather=thread("gather"),
+        analyze=launched("analyze"),
+        deflate=launched("deflate"),
+        seal=thread("seal"),
+        copy=launched("copy", URGENT, tier or device),
     )
+
+
+def on_each(
+    devices: Mapping[DeviceName, torch.device], lost: Lost = lambda _: None, *,
+    tier: torch.device | None = None,
+) -> dict[DeviceName, Stages]:  # fmt: skip
+    """Return the stages of a host with several devices for codecs, by name, and those of its CPU, ``cpu``.
+
+    Each device has streams of its own. What reads the disk, and what copies between host and GPU tier, is one
+    for all.
+
+    Args:
+        devices: of codecs, at least one; the first one's threads bear plain names.
+        lost: as of `CudaStream`.
+        tier: as of `on_cuda`.
+    """
+    (first, device), *others = devices.items()
+    main = on_cuda(device, lost, tier=tier)
+    found = {first: main}
+    for name, other in others:
+        stages = on_cuda(other, lost, suffix=f"-{name.replace(':', '')}")
+        found[name] = replace(stages, read=main.read, copy=main.copy)
+    return found | {"cpu": replace(on_threads("-cpu"), read=main.read, copy=main.copy)}

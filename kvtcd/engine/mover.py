@@ -13,8 +13,9 @@ the ring, since all that is left of it is its record.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from kvtcd.core.errors import (
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
+from kvtcd.core.policy import DeviceName
 from kvtcd.engine import steps
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
@@ -43,6 +45,7 @@ from kvtcd.engine.timeline import Span
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
+_NOWHERE_ELSE: Mapping[DeviceName, Stages] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -72,7 +75,7 @@ class Mover:
         device: the GPU tier; None without one.
         put_record: makes a record for the disk tier.
         stages: where the stages run.
-        on_cpu: where those of codecs run that work on the CPU; None: where all do.
+        elsewhere: where those of codecs run that work on another device, by its name.
         scratch: makes the memory of one block in flight.
         metrics: told what happened.
         footprint: bytes the disk tier accounts a record with, from lengths of envelope and blob.
@@ -91,7 +94,7 @@ class Mover:
         memory: Memory,
         put_record: PutRecord,
         stages: Stages,
-        on_cpu: Stages | None = None,
+        elsewhere: Mapping[DeviceName, Stages] = _NOWHERE_ELSE,
         scratch: Callable[[], Scratch],
         metrics: Metrics,
         footprint: Callable[[int, int], int],
@@ -105,8 +108,8 @@ class Mover:
         self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
-        self._stages, self._on_cpu = stages, on_cpu or stages
-        self._packer = Packer(memory, stages, self._on_cpu, metrics)
+        self._stages, self._elsewhere = stages, elsewhere
+        self._packer = Packer(memory, stages, elsewhere, metrics)
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
 
@@ -226,7 +229,7 @@ class Mover:
     ) -> Outcome:
         """Check a packed block and unpack it into its place in host memory."""
         codec, key, pieces = namespace.codec, move.key, self._memory.pieces(move.key)
-        stages = self._on_cpu if codec.device == "cpu" else self._stages
+        stages = self._elsewhere.get(codec.device, self._stages)
         packed = self._memory.pieces(key, Form.PACKED) if move.source is Place.PACKED else None
 
         def fetch(scratch: Scratch) -> Record:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvtcd.core.errors import DeviceLost
 from kvtcd.core.events import Move
+from kvtcd.core.policy import DeviceName
 from kvtcd.engine import drift, steps
 from kvtcd.engine.metrics import HURRY, LOST, Metrics
 from kvtcd.engine.namespaces import Tenant
@@ -22,12 +25,14 @@ class Packer:
     Args:
         memory: the host tier.
         stages: where the stages run.
-        on_cpu: where those of codecs run that work on the CPU.
+        elsewhere: where those of codecs run that work on another device, by its name.
         metrics: told what happened.
     """
 
-    def __init__(self, memory: Memory, stages: Stages, on_cpu: Stages, metrics: Metrics) -> None:
-        self._memory, self._stages, self._on_cpu, self._metrics = memory, stages, on_cpu, metrics
+    def __init__(
+        self, memory: Memory, stages: Stages, elsewhere: Mapping[DeviceName, Stages], metrics: Metrics
+    ) -> None:
+        self._memory, self._stages, self._elsewhere, self._metrics = memory, stages, elsewhere, metrics
         self._lost = False
 
     async def pack(self, flight: Flight[Scratch], move: Move, origin: Origin, tenant: Tenant) -> Record:
@@ -47,7 +52,7 @@ class Packer:
         *, codec: Codec, why: str | None,
     ) -> Record:  # fmt: skip
         """Pack a block by a codec; `why` it is not that of its namespace, if so."""
-        stages = self._on_cpu if codec.device == "cpu" else self._stages
+        stages = self._elsewhere.get(codec.device, self._stages)
         scratch, pieces = flight.slot, self._memory.pieces(move.key)
         deflated = (
             flight.begin(stages.gather, lambda: steps.gather(pieces, scratch))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import interpreter  # noqa: F401 - before Triton
 from support.codec_world import World, kv
 
 from kvtcd.codec import fused

@@ -169,14 +169,18 @@ def test_its_scratch_memory_comes_from_the_pool_of_torch(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "caching_allocator_delete", back.append)
     fake_cuda.install(monkeypatch)
     fake = fake_nvcomp.install(monkeypatch)
-    residency = Residency()
+    residency, other = Residency(), torch.device("meta")
     nvcomp.load(CPU, residency)
+    monkeypatch.setattr(nvcomp, "_DEVICES", {77: CPU, 78: other})
     memory = fake.allocators[-1](123, types.SimpleNamespace(ptr=77))
     held = memory.ptr, list(back), residency.used(CPU)
-    del memory
+    there = fake.allocators[-1](9, types.SimpleNamespace(ptr=78))
+    assert (residency.used(CPU), residency.used(other)) == (123, 9), "one allocator for all devices"
+    del memory, there
 
     assert held == (4096, [], 123)
-    assert (given, back, residency.used(CPU)) == ([(123, CPU, 77)], [4096], 0)
+    assert (given, back) == ([(123, CPU, 77), (9, other, 78)], [4096, 4096])
+    assert (residency.used(CPU), residency.used(other)) == (0, 0)
 
 
 def test_scratch_that_is_not_to_be_had_does_not_count(monkeypatch) -> None:
@@ -187,6 +191,7 @@ def test_scratch_that_is_not_to_be_had_does_not_count(monkeypatch) -> None:
     fake_cuda.install(monkeypatch)
     fake, residency = fake_nvcomp.install(monkeypatch), Residency()
     nvcomp.load(CPU, residency)
+    monkeypatch.setattr(nvcomp, "_DEVICES", {77: CPU})
     with pytest.raises(torch.OutOfMemoryError):
         fake.allocators[-1](123, types.SimpleNamespace(ptr=77))
 
