@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +21,8 @@ LOSSLESS = """
 [codec]
 name = "lossless"
 """
+REFUSING = LOSSLESS + "[admit]\non_sight = 15\n"
+"""Nothing new is taken until it was asked for so often."""
 BOUND = 0.02
 """Nats of divergence that `KVTC2` allows a token, on average."""
 KVTC2 = f"""
@@ -62,6 +65,27 @@ def settled(daemon: Daemon) -> None:
     with daemon.client() as client:
         for namespace in client.namespaces():
             client.flush(namespace.name, deadline=PATIENCE_S)
+
+
+def told(daemon: Daemon, policy: str) -> None:
+    """Have a daemon of `new_daemon` read another policy."""
+    (daemon.socket.parent / "policy.toml").write_text(policy)
+    with daemon.client() as client:
+        client.reload_policies()
+
+
+def purged(daemon: Daemon) -> None:
+    """Purge every namespace."""
+    with daemon.client() as client:
+        for namespace in client.namespaces():
+            client.purge(namespace.name)
+
+
+def emptied(daemon: Daemon) -> None:
+    """Have a daemon come back with nothing, under another master key."""
+    daemon.stop()
+    shutil.rmtree(daemon.socket.parent / "state")
+    daemon.start()
 
 
 def listen(daemon: Daemon) -> str:

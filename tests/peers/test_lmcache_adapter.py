@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from daemons import new_daemon, settled, until
+from daemons import LOSSLESS, REFUSING, emptied, new_daemon, purged, settled, told, until
 from lmcache_server import adapter
 from safetensors.torch import save_file
 from support.patience import PATIENCE_S
@@ -290,6 +290,31 @@ def test_a_daemon_killed_and_started_again(folder: Path, model: Path) -> None:
             filled = objects(2)
             assert ours.load(given, filled) == [1, 1]
             assert same(filled, wanted)
+
+
+def test_a_daemon_that_changes_costs_misses_and_nothing_else(folder: Path, model: Path) -> None:
+    """Purged before a lookup and before a store, told to refuse, emptied: never an outage."""
+    given, wanted, more = keys(2, 80), objects(2, seed=9), keys(2, 90)
+    owner = new_daemon(folder / "c", policy=LOSSLESS)
+    with owner, server(owner, model) as ours:
+        assert ours.store(given, wanted).is_successful()
+        purged(owner)
+        assert ours.find(given, layouts()) == [0, 0]
+        assert ours.store(given, wanted).is_successful()
+        purged(owner)
+        assert ours.store(given, wanted).is_successful()
+        told(owner, REFUSING)
+        assert not ours.store(more, objects(2, seed=10)).is_successful()
+        assert ours.find([*given, *more], layouts()) == [1, 1, 0, 0]
+        assert ours.ours.report_status()["up"]
+        assert ours.ours.report_status()["objects"]["dropped"] == 2
+        told(owner, LOSSLESS)
+        emptied(owner)
+        assert ours.find(given, layouts()) == [0, 0]
+        until(lambda: ours.store(given, wanted).is_successful())
+        filled = objects(2)
+        assert ours.load(given, filled) == [1, 1]
+        assert same(filled, wanted)
 
 
 def test_a_daemon_that_hangs_costs_a_deadline_and_no_more(folder: Path, model: Path) -> None:

@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from daemons import BOUND, KVTC2, listen, new_daemon, settled, stored, until
+from daemons import (
+    BOUND,
+    KVTC2,
+    LOSSLESS,
+    REFUSING,
+    emptied,
+    listen,
+    new_daemon,
+    purged,
+    settled,
+    stored,
+    told,
+    until,
+)
 from quality import TEXT, TOKEN_BYTES, divergence
 from safetensors.torch import save_file
 from sglang_pools import (
@@ -531,6 +544,32 @@ def test_a_daemon_that_is_away_comes_back_or_hangs(sglang: Any, folder: Path, mo
                     os.kill(owner.pid, signal.SIGCONT)
                 until(lambda: all(other.batch_get_v1(given, indices(0, 1, 2))))
                 assert block(target, 2 * PAGE) == block(source, 2 * PAGE)
+
+
+def test_a_daemon_that_changes_costs_misses_and_nothing_else(sglang: Any, folder: Path, model: Path) -> None:
+    """Purged before a fetch, a store and SGLang's own purge, told to refuse, emptied: never an outage."""
+    source, target = (keys_and_values(sglang, "page_first", seed=seed) for seed in (1, None))
+    given, more = keys(sglang, 3), keys(sglang, 2)
+    owner = new_daemon(folder / "changes", policy=LOSSLESS)
+    with owner, backend(sglang, owner, model, source) as ours, backend(sglang, owner, model, target) as other:
+        assert all(ours.batch_set_v1(given, indices(0, 1, 2)))
+        purged(owner)
+        assert other.batch_get_v1(given, indices(0, 1, 2)) == [False] * 3
+        assert all(ours.batch_set_v1(given, indices(0, 1, 2)))
+        purged(owner)
+        assert all(ours.batch_set_v1(given, indices(0, 1, 2)))
+        purged(owner)
+        assert ours.clear()
+        assert all(ours.batch_set_v1(given, indices(0, 1, 2)))
+        told(owner, REFUSING)
+        assert ours.batch_set_v1(more, indices(3, 4)) == [False] * 2
+        assert (other.batch_exists(more), other.batch_exists(given)) == (0, 3)
+        told(owner, LOSSLESS)
+        emptied(owner)
+        assert other.batch_exists(given) == 0
+        until(lambda: all(ours.batch_set_v1(given, indices(0, 1, 2))))
+        until(lambda: all(other.batch_get_v1(given, indices(0, 1, 2))))
+        assert block(target, PAGE) == block(source, PAGE)
 
 
 def test_settings_that_cannot_be_meant_end_the_start(sglang: Any, daemon: Daemon, tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""A daemon that changes under a running engine: purged, emptied, told to refuse, given another profile."""
+"""A daemon that changes under a running engine: purged, told to refuse, emptied."""
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from daemons import LOSSLESS, holds
+from daemons import LOSSLESS, REFUSING, emptied, holds, purged, told
 from tiny_models import CACHED, prompt, tiny
 from vllm_engine import CHUNK, WAYS, Engine
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.peers("vllm"), pytest.mark.slow, pytest.mark.timeout(1500)]
 CHUNKS = CACHED // CHUNK
-REFUSING = LOSSLESS + "[admit]\non_sight = 15\n"
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -32,18 +30,14 @@ def test_an_engine_goes_on_whatever_becomes_of_its_daemon(way: Way, folder: Path
         holds(daemon, 2 * CHUNKS)
         engine.finds_again(first, wanted[1])
 
-        with daemon.client() as client:
-            (info,) = client.namespaces()
-            client.purge(info.name)
+        purged(daemon)
         engine.forget()
         again = engine.read(first)
         assert (again["cached"], again["tokens"]) == (0, wanted[1])
         holds(daemon, CHUNKS)
         engine.finds_again(first, wanted[1])
 
-        (folder / "policy.toml").write_text(REFUSING)
-        with daemon.client() as client:
-            client.reload_policies()
+        told(daemon, REFUSING)
         engine.forget()
         again = engine.read(second)
         assert (again["cached"], again["tokens"]) == (0, wanted[2])
@@ -51,10 +45,8 @@ def test_an_engine_goes_on_whatever_becomes_of_its_daemon(way: Way, folder: Path
         assert engine.chunks()["dropped"] == CHUNKS
         holds(daemon, CHUNKS)
 
-        (folder / "policy.toml").write_text(LOSSLESS)
-        daemon.stop()
-        shutil.rmtree(folder / "state")
-        daemon.start()
+        told(daemon, LOSSLESS)
+        emptied(daemon)
         engine.forget()
         again = engine.read(first)
         assert (again["cached"], again["tokens"]) == (0, wanted[1])
