@@ -18,7 +18,7 @@ T and Q may differ from document to document, all else may not. Metadata have on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,9 +198,3 @@ def _compare(where: str, tensor: Tensor, keys: Tensor, *, queries: bool) -> None
                 raise BadRequest(where, f"has {have} query heads, no multiple of the {other} heads of 0.k")
         elif have != other:
             raise BadRequest(where, f"has {have} {axis}, 0.k has {other}: a dump is of one model")
-
-
-def same_texts(dump: Sequence[Text], profile: Sequence[Text]) -> list[str]:
-    """Return names of texts that are in both, by their digests."""
-    known = {text.sha256 for text in profile}
-    return [text.name for text in dump if text.sha256 in known]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from kvtcd.codec.origin import Text
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Rope, RopeKind
-from kvtcd.lab.dump import Document, Dump, load, same_texts, write
+from kvtcd.lab.dump import Document, Dump, load, write
 
 ROPE = Rope(RopeKind.DEFAULT, 10_000.0, 8)
 SHAPES = ((9, 3, 2, 8), (14, 3, 2, 8), (5, 3, 2, 8))
@@ -137,9 +137,3 @@ def test_a_file_of_no_documents_and_a_cut_one_are_refused(tmp_path):
     (tmp_path / "d").write_bytes(whole[:-100])
     with pytest.raises(ConfigError, match="is no dump of caches"):
         load(tmp_path / "d")
-
-
-def test_texts_are_the_same_by_their_digest():
-    ours, theirs = Text("a.txt", "1b" * 32), Text("b.txt", "1b" * 32)
-    assert same_texts([ours], [theirs]) == ["a.txt"]
-    assert same_texts([ours], [Text("a.txt", "2c" * 32)]) == []

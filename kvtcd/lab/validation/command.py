@@ -15,9 +15,11 @@ from kvtcd.codec.profile import Profile, load
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab import dump as dumps
 from kvtcd.lab import dump_model, models
+from kvtcd.lab import texts as reading
 from kvtcd.lab.dump import Dump
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.validation import texts
 from kvtcd.lab.validation.check import Check, Seen
 from kvtcd.lab.validation.checks import of_profile, of_rows
 from kvtcd.lab.validation.rows import check, held_out, missing
@@ -72,6 +74,7 @@ def command(
         if dump:
             held = dumps.load(dump)
         elif model:
+            texts.check(reading.read(files), profile.origin.texts)
             loaded = models.load(models.resolve(model, progress))
             profile.check(models.identity(loaded))
             held = dump_model.gather(loaded, files, context, 1, per_file, phases=Phases(progress))
