@@ -97,7 +97,6 @@ class Tenancy:
         try:
             writer = await self._open_writer(tag)
         except StoreFailed as error:
-            # Its tenant is refused until this is mended; the others are served.
             _log.error("the environment of tenant %s is left out: %s", tag, error)
             self._metrics.internal_errors.labels("open").inc()
             self.conditions.note(tag, "left-out")
@@ -181,12 +180,13 @@ class Tenancy:
         lane = Lane(f"disk-{tag[:8]}")
         try:
             environment = await lane.run(self._open_environment, tag)
+            aside = await lane.run(lambda: environment.set_aside)
         except BaseException:
             await lane.close()
             raise
         if environment.quarantined:
             self._metrics.quarantined.inc()
-        if await lane.run(lambda: environment.set_aside):  # now or earlier: until somebody has seen to it
+        if aside:  # now or earlier: until somebody has seen to it
             self.conditions.note(tag, "set-aside")
         return Writer(environment, lane)
 
