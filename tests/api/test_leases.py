@@ -196,7 +196,7 @@ async def test_a_deletion_waits_for_leases_and_a_purge_ends_them():
         await give_back(daemon, lease["id"])
         await until(lambda: len(daemon.toy.catalog.residents.entries) == 1)
         async with asyncio.timeout(PATIENCE_S), daemon.request("DELETE", NS) as answer:
-            assert (answer.status, await answer.json()) == (200, {"removed": 1})
+            assert (answer.status, await answer.json()) == (200, {"removed": 1, "set_aside": False})
         assert held(daemon) == 0
         assert daemon.toy.service.leases._of == {}
 
