@@ -6,7 +6,8 @@ head, on the documents that are not tested: every other one. Keys are coded with
 with RoPE, by queries of later tokens.
 
 Documents may be of any length, but all trials have one shape: the last tokens of each tested document, as
-many as the shortest has, or as were asked for, and the first of its queries, as many as the fewest are.
+many as the shortest has behind its sinks, or as were asked for, and the first of its queries, as many as the
+fewest are.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _LEAST = 6
 _SHORTEST = 16
 """Tokens; fewer behind the sinks are no cache to compare codecs on."""
 _SINKS = 4
+"""First tokens, neither measured nor calibrated on: they are stored as they are, and unlike all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def cell(dump: Dump, tokens: int, rows: int, budgets: tuple[int, ...]) -> Cell:
     groups = _queries(tested[0]).shape[2] // heads
     shape = Shape(
         dim=dim,
-        tokens=min(tokens, *(len(document.keys) for document in tested)),
+        tokens=min(tokens, *(len(document.keys) - _SINKS for document in tested)),
         queries=queries * groups,
         rows=sum(map(len, _places(others, rows))),
     )

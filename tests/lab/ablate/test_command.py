@@ -344,7 +344,7 @@ def test_documents_of_unequal_length_are_measured_by_what_they_have_in_common():
     """The figures of uncompressed keys that are off by a known amount, against attention by hand."""
     what = real.cell(UNEQUAL, 30, 100, (4,))
     tested, others = UNEQUAL.documents[1::2], UNEQUAL.documents[::2]
-    assert what.shape.tokens == 22 == min(len(own.keys) for own in tested)
+    assert what.shape.tokens == 18 == min(len(own.keys) for own in tested) - 4
     assert what.shape.queries == 3 * 3 == 3 * min(len(own.queries) for own in tested)
     sites = real.sites(UNEQUAL, 6)
     for trial, document in enumerate(tested):
@@ -354,7 +354,7 @@ def test_documents_of_unequal_length_are_measured_by_what_they_have_in_common():
         found = measures.of_output(problem, problem.keys + noise, problem.values)["output"]
         rotated = problem.seen(problem.keys + noise)
         for number, site in enumerate(sites):
-            keys, values = (x[-22:, site.layer, site.head].double() for x in (document.keys, document.values))
+            keys, values = (x[-18:, site.layer, site.head].double() for x in (document.keys, document.values))
             asked = (
                 document.queries[:3, site.layer, 3 * site.head : 3 * site.head + 3].reshape(9, 16).double()
             )
@@ -384,7 +384,7 @@ def test_a_dump_of_unequal_documents_runs_and_says_what_was_measured(tmp_path, m
     )
     assert result.exit_code == 0, result.exception
     found = json.loads((tmp_path / "out.json").read_text())
-    assert found["measured"].startswith("the last 22 tokens of each of 6 documents of 22 to 90")
+    assert found["measured"].startswith("the last 18 tokens of each of 6 documents of 22 to 90")
 
 
 def test_trials_of_a_dump_are_its_documents(tmp_path):
