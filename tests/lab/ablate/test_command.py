@@ -162,7 +162,7 @@ SPREAD = 1 + 0.01 * np.array([-1.0, 0.3, 0.7, -0.5, 0.9, -0.4])
 
 
 def found_by(regime, rows, naive, corrected, spread=SPREAD):
-    each, others = naive * spread, corrected * spread
+    each, others = naive * spread, corrected * SPREAD
     limit = rows * 128 / (rows + 128)
     return Found(
         regime, 128, rows, float(np.median(each)), float(np.median(others)), limit, tuple(each), tuple(others)
@@ -206,7 +206,7 @@ def test_each_criterion_can_fail(name, spoil):
     [
         (1.6, 1.0, SPREAD),
         (1.0, 1.2, SPREAD),
-        (1.0, 1.0, 1 + 30 * (SPREAD - 1)),  # all is as it should be in the mean, and nothing is known of it
+        (1.0, 1.0, 1 + 30 * (SPREAD - 1)),  # the slope is as it should be in the mean, and hardly known
     ],
 )
 def test_the_law_of_dimensions_can_fail(naive, corrected, spread):
