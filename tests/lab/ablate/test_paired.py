@@ -127,11 +127,13 @@ def test_equality_is_corrected_for_all_comparisons_too():
 TRIALS = 12
 
 
-def noisy(level):
-    return level * np.exp(0.05 * DRAW.normal(size=TRIALS))
+@pytest.fixture
+def noisy():
+    draw = np.random.default_rng(3)
+    return lambda level: level * np.exp(0.05 * draw.normal(size=TRIALS))
 
 
-def test_only_what_nothing_surpasses_is_left():
+def test_only_what_nothing_surpasses_is_left(noisy):
     flat = np.ones(TRIALS)
     table = Table(
         "cell",
@@ -143,7 +145,7 @@ def test_only_what_nothing_surpasses_is_left():
     assert frontier(table) == [Left("a", 2, True), Left("a", 4, True), Left("c", 2, True)]
 
 
-def test_what_is_surpassed_by_means_alone_is_left_with_a_mark():
+def test_what_is_surpassed_by_means_alone_is_left_with_a_mark(noisy):
     one, other = noisy(1.0), noisy(1.0)
     better, worse = sorted((one, other), key=lambda kl: np.log(kl).mean())
     table = Table(
@@ -156,7 +158,7 @@ def test_what_is_surpassed_by_means_alone_is_left_with_a_mark():
     assert frontier(table) == [Left("a", 2, True), Left("a", 4, True), Left("b", 2, False)]
 
 
-def test_what_is_the_same_in_every_trial_goes_for_its_bits():
+def test_what_is_the_same_in_every_trial_goes_for_its_bits(noisy):
     kl = noisy(1.0), noisy(0.1)
     table = Table(
         "cell", [*rows("a", (2.0, 4.0), kl, np.ones(TRIALS)), *rows("b", (2.0, 4.1), kl, np.ones(TRIALS))]
@@ -164,7 +166,7 @@ def test_what_is_the_same_in_every_trial_goes_for_its_bits():
     assert frontier(table) == [Left("a", 2, True), Left("a", 4, True), Left("b", 2, True)]
 
 
-def test_of_equal_schemes_none_is_said_to_be_surpassed():
+def test_of_equal_schemes_none_is_said_to_be_surpassed(noisy):
     """Twenty of them, each better than some by chance in one figure, in the other, and in both."""
     gone = 0
     for _ in range(40):
