@@ -28,7 +28,7 @@ from kvtcd.config.values import (
     validated,
 )
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.policy import Share
+from kvtcd.core.policy import DEVICE, Share
 
 _MIB = 1 << 20
 MAX_SOCKET_PATH = 107
@@ -67,7 +67,7 @@ _ENDPOINT = partial(
     like, "|tcp://.+:[0-9]{1,5}|ipc:///.+", '"tcp://127.0.0.1:5557", say, or "ipc:///run/kvtcd/events"'
 )
 _COLLECTOR = partial(like, "|https?://[^/?#]+(/[^?#]*)?", '"http://127.0.0.1:4318", say')
-_DEVICE = partial(like, "auto|cpu|cuda(:[0-9]{1,3})?", '"auto", "cpu", "cuda", or "cuda:1", say')
+_DEVICE = partial(like, f"auto|{DEVICE.regex}", f'"auto", {DEVICE.shown}')
 
 
 class Daemon(Table):

@@ -13,6 +13,7 @@ from kvtcd.core.dials import DIALS, CodecName, DialName
 from kvtcd.core.drift import OnDrift
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
+    DEVICE,
     Admit,
     CodecChoice,
     DeviceName,
@@ -34,7 +35,6 @@ class _MatchTable(Table):
     model: str = "*"
 
 
-_DEVICE = partial(like, "cpu|cuda(:[0-9]{1,3})?", '"cpu", "cuda", or "cuda:1", say')
 _PLANNED = (8, 16, 32, 64)
 """Ratios that profiles have bit plans for."""
 _OWN_RATIO = {"kvtc": 16, "kvtc2": 16}
@@ -50,7 +50,7 @@ class _CodecTable(Table):
     options: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sinks: Annotated[int, Field(ge=0, le=1024)] = 4
     window: Annotated[int, Field(ge=0, le=4096)] = 128
-    device: Annotated[DeviceName, AfterValidator(_DEVICE)] | None = None
+    device: Annotated[DeviceName, AfterValidator(partial(like, DEVICE.regex, DEVICE.shown))] | None = None
 
     @field_validator("ratio")
     @classmethod

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.drift import OnDrift
+from kvtcd.core.forms import Pattern
 from kvtcd.core.identity import is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
-DeviceName = str
+DEVICE = Pattern("cpu|cuda(:[0-9]{1,3})?", '"cpu", "cuda", or "cuda:1", say')
+DeviceName = Annotated[str, DEVICE]
 """``cpu``; ``cuda``, the GPU that the daemon has for codecs; or ``cuda:1``, say, that one."""
 
 
