@@ -19,20 +19,21 @@ import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from kvtcd import outputs, terminal
+from kvtcd import outputs
 from kvtcd.codec.choices import Choice
 from kvtcd.codec.choose import NamespaceCodec
 from kvtcd.codec.profile import Profile, build, load, store
 from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
-from kvtcd.lab import evaluate, models, texts
+from kvtcd.lab import evaluate, texts
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Block, Document
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.models import LoadedModel
-from kvtcd.lab.phases import Advance, Phases
+from kvtcd.lab.opened import opened
+from kvtcd.lab.phases import Advance
 from kvtcd.lab.rd import cut
 from kvtcd.lab.winner import Sample, choose
 from kvtcd.terminal import Table
@@ -68,32 +69,27 @@ def command(
         Corrupt, ProfileMismatch: the profile is damaged, or of another model.
         Unavailable: the model or scipy cannot be had.
     """
-    torch.set_num_threads(threads)
-    console = terminal.console()
     asked = [Spec.parse(codec) for codec in codecs or CODECS]
     outputs.check_folder(out)
     sources = texts.read(files)
     _require_enough(per_file * len(sources))
-    with terminal.progress(console) as progress:
-        loaded = models.load(models.resolve(model, progress))
-        identity = models.identity(loaded)
+    with opened(model, threads) as (loaded, identity, phases, console):
         source = ProfileSource(file, identity)
         profile = load(file)
         windows = cut(loaded, sources, context, continuation, per_file)
         _require_enough(len(windows))
-        phases = Phases(progress)
         with phases.bar("documents", len(windows)) as advance:
             documents = _read(loaded, identity, [window.tokens for window in windows], context, advance)
-        opened = open_codecs(identity, stands(asked, ratios or RATIOS, profile), source)
+        ready = open_codecs(identity, stands(asked, ratios or RATIOS, profile), source)
         with phases("what each codec stores"):
             caches = [document.blocks for document in documents]
-            pools = eligible(opened, caches, identity, ratios or RATIOS)
+            pools = eligible(ready, caches, identity, ratios or RATIOS)
         wanted = list(dict.fromkeys(spec for pool in pools.values() for spec in pool))
         with phases.bar("codecs", len(wanted)) as advance:
             samples = {}
             for number, spec in enumerate(wanted):
                 samples[spec] = [
-                    sample(loaded, identity, profile, document, opened[spec]) for document in documents
+                    sample(loaded, identity, profile, document, ready[spec]) for document in documents
                 ]
                 advance(number + 1)
     groups = [window.file for window in windows]

@@ -18,7 +18,6 @@ from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
-from kvtcd.lab import choose as module
 from kvtcd.lab import models
 from kvtcd.lab.choose import ALLOWED, eligible, stands, weighted_errors
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
@@ -235,9 +234,9 @@ def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch)
     loaded = tiny_model(tmp_path / "model")
     identity = models.identity(loaded, Dtype.F32, block_tokens=64)
     path = store(run(loaded, tmp_path / "checkpoints").data, tmp_path)
-    monkeypatch.setattr(module.models, "load", lambda _: loaded)
-    monkeypatch.setattr(module.models, "resolve", lambda *_: loaded.folder)
-    monkeypatch.setattr(module.models, "identity", lambda _: identity)
+    monkeypatch.setattr(models, "load", lambda _: loaded)
+    monkeypatch.setattr(models, "resolve", lambda *_: loaded.folder)
+    monkeypatch.setattr(models, "identity", lambda _: identity)
     for text in TEXTS[:2]:
         (tmp_path / f"{text.name}.txt").write_text(text.text)
     out = tmp_path / "out"
