@@ -202,9 +202,9 @@ def profile_choose(
     ] = Path(),
     json: JsonOption = None,
 ) -> None:
-    """Choose what `auto` stands for: the codec with the least divergence at each ratio.
+    """Choose what `auto` stands for at each ratio: of codecs not told apart from the best, the smallest.
 
-    It takes four documents of all texts together. Without --codec those are compared that may win.
+    It takes six documents of all texts together. Without --codec those are compared that may win.
     """
     from kvtcd.lab import choose  # noqa: PLC0415 - torch and transformers
 

@@ -26,7 +26,8 @@ from kvtcd.codec.profile import Profile, build, load, store
 from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
-from kvtcd.lab import evaluate, texts
+from kvtcd.lab import evaluate, held_out, texts
+from kvtcd.lab.calibration import digest_of
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Block, Document
@@ -65,7 +66,8 @@ def command(
     """Measure, choose, show it, and write the profile with its choices into a folder; return the new file.
 
     Raises:
-        ConfigError: a file cannot be used, there are too few documents, or no codec stores so little.
+        ConfigError: a file cannot be used or is none that is held out, there are too few documents, or no
+            codec stores so little.
         Corrupt, ProfileMismatch: the profile is damaged, or of another model.
         Unavailable: the model or scipy cannot be had.
     """
@@ -73,9 +75,10 @@ def command(
     outputs.check_folder(out)
     sources = texts.read(files)
     _require_enough(per_file * len(sources))
+    profile = load(file)
+    held_out.check(sources, profile.origin.texts)
     with opened(model, threads) as (loaded, identity, phases, console):
         source = ProfileSource(file, identity)
-        profile = load(file)
         windows = cut(loaded, sources, context, continuation, per_file)
         _require_enough(len(windows))
         with phases.bar("documents", len(windows)) as advance:
@@ -106,6 +109,7 @@ def command(
         write_json(
             json, "profile choose",
             {"model": loaded.folder.name, "profile": profile.digest.hex(), "written": written.stem,
+             "texts": [{"name": own.name, "sha256": digest_of(own)} for own in sources],
              "choices": [asdict(choice) for choice in made]},
         )  # fmt: skip
     return written

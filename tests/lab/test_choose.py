@@ -1,11 +1,12 @@
 """Choosing what `auto` stands for: never worse than the best fixed codec beyond its interval."""
 
+import hashlib
 import json
 
 import numpy as np
 import pytest
 import torch
-from support.calibration import TEXTS, run, tiny_model
+from support.calibration import TEXTS, run, text, tiny_model
 from support.codec_world import World, kv
 from typer.testing import CliRunner
 
@@ -229,7 +230,9 @@ def test_where_a_curve_begins_above_a_ratio_its_beginning_is_measured():
     assert [spec.dial for spec in found if spec.name == "cachegen"] == [1, 2, 3]
 
 
-def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch):
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A tiny model that the command loads, its identity, and a profile of `TEXTS`."""
     (tmp_path / "checkpoints").mkdir()
     loaded = tiny_model(tmp_path / "model")
     identity = models.identity(loaded, Dtype.F32, block_tokens=64)
@@ -237,15 +240,25 @@ def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch)
     monkeypatch.setattr(models, "load", lambda _: loaded)
     monkeypatch.setattr(models, "resolve", lambda *_: loaded.folder)
     monkeypatch.setattr(models, "identity", lambda _: identity)
-    for text in TEXTS[:2]:
-        (tmp_path / f"{text.name}.txt").write_text(text.text)
-    out = tmp_path / "out"
+    return identity, path
+
+
+def invoke(path, out, texts):
+    files = []
+    for one in texts:
+        files += ["--text", str(out.parent / f"{one.name}.txt")]
+        (out.parent / f"{one.name}.txt").write_text(one.text)
     options = [
-        *(word for text in TEXTS[:2] for word in ("--text", str(tmp_path / f"{text.name}.txt"))),
         *("--codec", "tq,mean,norm", "--codec", "kivi", "--codec", "fp8", "--ratio", "3", "--windows", "5"),
-        *("--context", "256", "--continue", "8", "--out", str(out), "--json", str(tmp_path / "j")),
+        *("--context", "256", "--continue", "8", "--out", str(out), "--json", str(out.parent / "j")),
     ]
-    result = CliRunner().invoke(app, ["profile", "choose", str(path), "--model", "tiny", *options])
+    return CliRunner().invoke(app, ["profile", "choose", str(path), "--model", "tiny", *files, *options])
+
+
+def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, tiny):
+    identity, path = tiny
+    out, held_out = tmp_path / "out", [text("one", 2000, 11), text("two", 300, 12)]
+    result = invoke(path, out, held_out)
     assert result.exit_code == 0, (result.output, result.exception)
     (written,) = out.glob("*.safetensors")
     before, after = load(path), load(written)
@@ -253,6 +266,18 @@ def test_the_command_writes_a_profile_that_a_policy_meets(tmp_path, monkeypatch)
     (made,) = after.choices
     body = json.loads((tmp_path / "j").read_text())
     assert body["written"] == written.stem
+    assert body["texts"] == [
+        {"name": f"{one.name}.txt", "sha256": hashlib.sha256(one.text.encode()).hexdigest()}
+        for one in held_out
+    ]
     assert len(made.candidates) == len(body["choices"][0]["candidates"]) >= 2
     codec = codec_for(identity, CodecChoice("auto", 3), ProfileFolder(out))
     assert codec.name == f"{made.chosen.name} (auto 3)"
+
+
+def test_texts_that_the_profile_was_made_from_are_refused(tmp_path, tiny):
+    _, path = tiny
+    result = invoke(path, tmp_path / "out", [TEXTS[0], text("two", 300, 12)])
+    assert isinstance(result.exception, ConfigError)
+    assert "long.txt: is a text that the profile was made from" in str(result.exception)
+    assert not (tmp_path / "out").exists()

@@ -14,12 +14,11 @@ from kvtcd import terminal
 from kvtcd.codec.profile import Profile, load
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab import dump as dumps
-from kvtcd.lab import dump_model, models
-from kvtcd.lab import texts as reading
+from kvtcd.lab import dump_model, models, texts
 from kvtcd.lab.dump import Dump
 from kvtcd.lab.figures import write_json
+from kvtcd.lab.held_out import check as check_texts
 from kvtcd.lab.phases import Phases
-from kvtcd.lab.validation import texts
 from kvtcd.lab.validation.check import Check, Seen
 from kvtcd.lab.validation.checks import of_profile, of_rows
 from kvtcd.lab.validation.rows import check, held_out, missing
@@ -74,7 +73,7 @@ def command(
         if dump:
             held = dumps.load(dump)
         elif model:
-            texts.check(reading.read(files), profile.origin.texts)
+            check_texts(texts.read(files), profile.origin.texts)
             loaded = models.load(models.resolve(model, progress))
             profile.check(models.identity(loaded))
             held = dump_model.gather(loaded, files, context, 1, per_file, phases=Phases(progress))

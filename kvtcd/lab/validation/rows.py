@@ -13,7 +13,7 @@ from torch import Tensor
 from kvtcd.codec.profile import Profile
 from kvtcd.core.errors import ConfigError, ProfileMismatch
 from kvtcd.lab.dump import Dump
-from kvtcd.lab.validation.texts import check_digests
+from kvtcd.lab.held_out import check_digests
 
 ROWS = 2048
 DOCUMENTS = 2

@@ -7,8 +7,8 @@ import pytest
 from kvtcd.codec.origin import Text as Source
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab.calibration import digest_of
+from kvtcd.lab.held_out import check
 from kvtcd.lab.texts import RECIPE, Text, read, recipe
-from kvtcd.lab.validation.texts import check
 
 MADE_FROM = [Source(text.name, digest_of(text)) for text in recipe()]
 
@@ -37,7 +37,7 @@ def test_a_part_of_a_text_of_the_recipe_is_refused_unless_the_profile_was_made_f
 
 
 def test_other_texts_are_held_out():
-    data = Path(__file__).parents[2] / "data"
+    data = Path(__file__).parents[1] / "data"
     check([*read([data / "encyclopedia.txt", data / "russian.txt"]), own("few words")], MADE_FROM)
     prose, chat, *_ = recipe()
     quoting = own(f"{prose.text[:3000]} {' '.join(f'{n}' for n in range(20_000))}")  # quotes some pages
