@@ -56,7 +56,8 @@ def doubts(config: Config) -> tuple[str, ...]:
     asked, whole = config.disk.capacity, shutil.disk_usage(there).total
     if asked <= whole:
         return ()
-    has = f"the device of {config.daemon.state} has {whole / (1 << 30):.1f} GiB in all"
+    size = f"{whole / (1 << 30):.1f} GiB" if whole >= 1 << 30 else f"{whole / (1 << 20):.1f} MiB"
+    has = f"the device of {config.daemon.state} has {size} in all"
     return (f"[disk] capacity is {show_bytes(asked)}, and {has}: once it is full, what finds room is kept",)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from support.patience import PATIENCE_S
 from support.ports import free_port
 from typer.testing import CliRunner
 
-from kvtcd import bootstrap, cli, config
+from kvtcd import bootstrap, cli, config, machine
 from kvtcd.check import examine
 from kvtcd.core.errors import ConfigError, KvtcdError
 from kvtcd.core.keys import TenantKeys
@@ -338,6 +340,12 @@ def test_beside_a_daemon_that_runs_all_is_well_and_it_goes_on(tmp_path: Path) ->
         with daemon.client() as client:
             assert client.ready()
     assert "tokens: 1" in answer.stdout
+
+
+def test_the_size_of_a_small_device_is_said(site: Site, monkeypatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=24 << 20))
+    (doubt,) = machine.doubts(config.load(site.config))
+    assert "has 24.0 MiB in all" in doubt
 
 
 def test_more_disk_than_the_device_has_is_noted_and_no_fault(site: Site, caplog) -> None:

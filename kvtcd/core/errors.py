@@ -89,11 +89,12 @@ class BlockMismatch(KvtcdError):
 
 
 class UnknownNamespace(KvtcdError):
-    """No namespace of this name for this tenant."""
+    """No namespace of this name for this tenant; `purging`: it was to be removed."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, purging: bool = False) -> None:
         self.name = name
-        super().__init__(f"namespace {name!r} is not registered; PUT /v1/namespaces/{name} first")
+        todo = ": there is nothing to remove" if purging else f"; PUT /v1/namespaces/{name} first"
+        super().__init__(f"namespace {name!r} is not registered{todo}")
 
 
 class IdentityConflict(KvtcdError):

@@ -258,7 +258,7 @@ class Service:
             purging = self._purge(self._registry.find(tenant, name))
         except UnknownNamespace:  # it may have been, in what was set aside
             if not self.conditions.has(tenant, "set-aside") or is_trial(name):
-                raise
+                raise UnknownNamespace(name, purging=True) from None
             purging = self._tenancy.purge_set_aside(tenant)
         # Half of it may be on disk when its caller goes, so it is ended without him.
         return await self._errands.finish("purge", purging)

@@ -21,6 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from kvtcd.core.errors import ConfigError
@@ -197,7 +198,13 @@ def _require_local(path: Path) -> None:
     if kind in _REFUSED:
         raise ConfigError(path, FIELD, f"lies on {_REFUSED[kind]}, which cannot hold it; choose a local disk")
     if kind in _DOUBTFUL:
-        _log.warning("%s lies on %s", path, _DOUBTFUL[kind])
+        _warn(path, _DOUBTFUL[kind])
+
+
+@cache
+def _warn(path: Path, doubt: str) -> None:
+    """Say it once in a process: some commands look at a directory before they hold it."""
+    _log.warning("%s lies on %s", path, doubt)
 
 
 def file_system(path: Path) -> int:

@@ -319,6 +319,8 @@ async def test_tenants_never_meet(tmp_path) -> None:
             await fetch(toy.service, theirs, 1)
         with pytest.raises(UnknownNamespace):
             toy.service.namespace("uid:3", "n")
+        with pytest.raises(UnknownNamespace, match=r"is not registered: there is nothing to remove$"):
+            await toy.service.purge("uid:3", "n")
 
 
 async def test_a_purge_leaves_no_byte_and_spares_the_neighbours(tmp_path) -> None:

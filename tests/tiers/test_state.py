@@ -208,6 +208,14 @@ def test_passing_file_systems_are_warned_of(path, monkeypatch, caplog, kind, nam
     assert name in record.message
 
 
+def test_a_passing_file_system_is_warned_of_once_by_who_looks_before_it_holds_it(path, monkeypatch, caplog):
+    monkeypatch.setattr(state_files, "file_system", lambda _: 0x01021994)
+    with caplog.at_level(logging.WARNING):
+        state_files.StateFiles(path).examine()
+        with opened(path):
+            assert len(caplog.records) == 1
+
+
 def test_tenants_are_listed_removed_and_never_outside(path):
     with opened(path) as directory:
         assert list(directory.tenants()) == []
