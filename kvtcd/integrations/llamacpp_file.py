@@ -5,7 +5,7 @@ A file says nothing of the model. Its layout (version 4) is little endian::
     u32 magic "ggsq", version, words; i32 words: tokens, or -1, 1, count, tokens, media (0 of them)
     u32 streams; for each: u32 cells; if there are any,
         i32 position, u32 n, i32 n sequences       of each cell
-        u32 transposed, layers, 0, 0
+        u32 transposed, layers, rotations of keys and of values
         i32 type, u64 row size, cells rows         of the keys of each layer
         the same of the values, or if transposed   i32 type, u32 size, u32 width, size * width * cells bytes
 """
@@ -36,6 +36,8 @@ class Form:
         transposed: whether values lie by rows of features, as without flash attention.
         layers: of the model.
         keys, values: types and row sizes, of all layers, by first occurrence.
+        rotations: sizes of the Hadamard matrices that keys and values are stored under, 0 for none: quantized
+            ones are, if the width of a head is a multiple of 64.
     """
 
     streams: int
@@ -43,10 +45,13 @@ class Form:
     layers: int
     keys: tuple[str, ...]
     values: tuple[str, ...]
+    rotations: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         order = "transposed" if self.transposed else "rows"
-        return f"s{self.streams} l{self.layers} {order} k={'+'.join(self.keys)} v={'+'.join(self.values)}"
+        rotated = " r={}+{}".format(*self.rotations) if any(self.rotations) else ""
+        told = f"s{self.streams} l{self.layers} {order}{rotated}"
+        return f"{told} k={'+'.join(self.keys)} v={'+'.join(self.values)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +110,18 @@ def _form(at: _Reader, streams: int, cells: int) -> Form:
         if (sequences := at.u32()) > _SEQUENCES:
             raise UnsupportedCache("the slot file has cells of another form: does the model read images?")
         at.take(4 * sequences)
-    transposed, layers, *rest = (at.u32() for _ in range(4))
-    if transposed > 1 or rest != [0, 0]:
+    transposed, layers, *rotations = (at.u32() for _ in range(4))
+    if transposed > 1 or not all(map(_is_rotation, rotations)):
         raise UnsupportedCache("the slot file has a cache of another form than that of plain attention")
     keys = [_row(at, cells) for _ in range(layers)]
     values = [_column(at, cells) if transposed else _row(at, cells) for _ in range(layers)]
-    return Form(streams, bool(transposed), layers, tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(values)))
+    types = tuple(dict.fromkeys(keys)), tuple(dict.fromkeys(values))
+    return Form(streams, bool(transposed), layers, *types, (rotations[0], rotations[1]))
+
+
+def _is_rotation(size: int) -> bool:
+    """Tell whether there is a Hadamard matrix of this size: powers of two, and 0 for none."""
+    return size != 1 and not size & (size - 1)
 
 
 def _row(at: _Reader, cells: int) -> str:

@@ -26,14 +26,20 @@ def columns(cells: int, kind: int, size: int, width: int) -> bytes:
 
 
 def stream(
-    cells: int, *, layers: int = 2, transposed: bool = False, kinds: tuple[int, int] = (1, 1)
+    cells: int,
+    *,
+    layers: int = 2,
+    transposed: bool = False,
+    kinds: tuple[int, int] = (1, 1),
+    rotations: tuple[int, int] = (0, 0),
 ) -> bytes:
     if not cells:
         return struct.pack("<I", 0)
     meta = b"".join(struct.pack("<iIi", position, 1, 0) for position in range(cells))
     keys = rows(cells, kinds[0], 34) * layers
     values = (columns(cells, kinds[1], 2, 16) if transposed else rows(cells, kinds[1], 32)) * layers
-    return struct.pack("<I", cells) + meta + struct.pack("<IIII", transposed, layers, 0, 0) + keys + values
+    shape = struct.pack("<IIII", transposed, layers, *rotations)
+    return struct.pack("<I", cells) + meta + shape + keys + values
 
 
 def whole(tokens: list[int], *streams: bytes, **packing: bool) -> bytes:
@@ -62,11 +68,24 @@ def test_tokens_and_form_are_read():
             whole([5], stream(1, kinds=(8, 99))),
             Form(1, transposed=False, layers=2, keys=("q8_0:34",), values=("99:32",)),
         ),
+        (
+            whole([5], stream(1, kinds=(8, 8), rotations=(128, 64))),
+            Form(1, transposed=False, layers=2, keys=("q8_0:34",), values=("q8_0:32",), rotations=(128, 64)),
+        ),
         (whole([], stream(0)), None),
     ],
 )
 def test_every_difference_of_form_is_told(data, form):
     assert read(memoryview(data)).form == form
+
+
+def test_caches_under_other_rotations_are_other_ones():
+    said = {
+        str(read(memoryview(whole([5], stream(1, kinds=(8, 8), rotations=rotations)))).form)
+        for rotations in [(0, 0), (64, 0), (0, 64), (64, 64), (128, 64)]
+    }
+    assert len(said) == 5
+    assert "s1 l2 rows r=64+0 k=q8_0:34 v=q8_0:32" in said
 
 
 def test_prompts_of_older_servers_are_plain_tokens():
@@ -101,10 +120,13 @@ def test_a_flipped_byte_is_refused_or_changes_what_is_said_or_is_cache(at, flip)
         (whole([5], stream(1)) + b"more", UnsupportedCache, "4 bytes behind a plain cache"),
         (whole([5], stream(1), stream(1)), UnsupportedCache, "several streams"),
         (whole([5], struct.pack("<IiI", 1, 0, 1 << 20)), UnsupportedCache, "cells of another form"),
-        (
-            whole([5], struct.pack("<IiIiIIII", 1, 0, 1, 0, 0, 2, 1, 0)),
-            UnsupportedCache,
-            "another form than that of plain attention",
+        *(
+            (
+                whole([5], struct.pack("<IiIiIIII", 1, 0, 1, 0, *shape)),
+                UnsupportedCache,
+                "another form than that of plain attention",
+            )
+            for shape in [(0, 2, 1, 0), (0, 2, 0, 96), (2, 2, 0, 0)]
         ),
     ],
 )

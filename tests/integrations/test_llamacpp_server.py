@@ -18,6 +18,7 @@ from kvtcd.core.errors import BadMagic, BadRequest, ServerError, Unavailable
 from kvtcd.core.keys import token_array
 from kvtcd.integrations import llamacpp_server
 from kvtcd.integrations.llamacpp_blocks import prefix_keys
+from kvtcd.integrations.llamacpp_file import read
 from kvtcd.integrations.llamacpp_server import LlamaServer
 from kvtcd.integrations.llamacpp_slots import Model, Slots
 
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 PROMPT = "The lighthouse keeper wrote down the weather every evening, and nothing else. " * 6
 NEXT = "On Sundays he"
+QUANTIZED = {"cache_type_k": "GGML_TYPE_Q8_0", "cache_type_v": "GGML_TYPE_Q8_0"}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,29 @@ def test_a_slot_outlives_server_and_daemon_and_says_the_same(daemon, client, mod
     assert went_on["tokens"] == own["tokens"]
     assert went_on["timings"]["cache_n"] == saved.tokens
     assert not list(folder.iterdir()), "no slot file stays behind"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rotations"),
+    [({}, ""), ({"cache_type_k": "GGML_TYPE_Q8_0"}, " r=64+0"), (QUANTIZED, " r=64+64")],
+)
+def test_quantized_keys_and_values_of_heads_that_are_rotated_are_restored(
+    client, folder, tmp_path, settings, rotations
+):
+    model = write_tiny_gguf(tmp_path / "wide.gguf", head=64)
+    with slots(client, model, folder, "rotated", **settings) as (url, server, store):
+        prompt = server.tokenize(PROMPT)
+        complete(url, prompt, 0)
+        assert store.save(0).tokens == len(prompt)
+        with server.saved(0) as path:
+            assert f"rows{rotations} k=" in str(read(memoryview(path.read_bytes())).form)
+        asked = [*prompt, *server.tokenize(NEXT)[1:]]
+        own = complete(url, asked, 8)
+    with slots(client, model, folder, "rotated", **settings) as (url, _, store):
+        assert store.restore(0, asked).tokens == len(prompt)
+        went_on = complete(url, asked, 8)
+    assert went_on["tokens"] == own["tokens"]
+    assert went_on["timings"]["cache_n"] == len(prompt)
 
 
 def test_the_longest_saved_prefix_is_restored_and_without_one_the_slot_stays(client, model, folder):

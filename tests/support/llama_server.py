@@ -55,9 +55,11 @@ def _serve(model: str, slots: str, settings: dict[str, Any]) -> None:
     params.endpoint_slots, params.warmup, params.fit_params = True, False, False
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     for name, value in settings.items():
-        enum = {"cache_type_k": xllamacpp.ggml_type, "flash_attn_type": xllamacpp.llama_flash_attn_type}.get(
-            name
-        )
+        enum = {
+            "cache_type_k": xllamacpp.ggml_type,
+            "cache_type_v": xllamacpp.ggml_type,
+            "flash_attn_type": xllamacpp.llama_flash_attn_type,
+        }.get(name)
         setattr(params, name, getattr(enum, value) if enum else value)
     server = xllamacpp.Server(params)
     print(server.listening_address, flush=True)  # noqa: T201 - read by the test

@@ -10,12 +10,12 @@ from gguf import GGUFWriter
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LAYERS, _WIDTH, _HEADS, _KV_HEADS, _HEAD, _INNER = 2, 64, 4, 2, 32, 96
+_LAYERS, _WIDTH, _HEADS, _KV_HEADS, _INNER = 2, 64, 4, 2, 96
 _CONTROL, _UNKNOWN, _BYTE = 3, 2, 6
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
-    """Write the file; another seed gives another model of the same shape."""
+def write_tiny_gguf(path: Path, seed: int = 0, head: int = 32) -> Path:
+    """Write the file; another seed gives another model of the same shape. `head` is the width of a head."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -25,9 +25,9 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     writer.add_feed_forward_length(_INNER)
     writer.add_head_count(_HEADS)
     writer.add_head_count_kv(_KV_HEADS)
-    writer.add_key_length(_HEAD)
-    writer.add_value_length(_HEAD)
-    writer.add_rope_dimension_count(_HEAD)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
@@ -38,7 +38,7 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     rng = np.random.default_rng(seed)
-    for name, shape in _tensors(len(tokens)).items():
+    for name, shape in _tensors(len(tokens), head).items():
         ones = np.ones(shape, np.float32)
         drawn = rng.standard_normal(shape).astype(np.float32) * 1.5 / shape[-1] ** 0.5
         writer.add_tensor(name, ones if len(shape) == 1 else drawn)
@@ -49,7 +49,7 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     return path
 
 
-def _tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
+def _tensors(vocabulary: int, head: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocabulary, _WIDTH),
         "output_norm.weight": (_WIDTH,),
@@ -60,10 +60,10 @@ def _tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
             f"blk.{layer}.{name}.weight": shape
             for name, shape in {
                 "attn_norm": (_WIDTH,),
-                "attn_q": (_HEADS * _HEAD, _WIDTH),
-                "attn_k": (_KV_HEADS * _HEAD, _WIDTH),
-                "attn_v": (_KV_HEADS * _HEAD, _WIDTH),
-                "attn_output": (_WIDTH, _HEADS * _HEAD),
+                "attn_q": (_HEADS * head, _WIDTH),
+                "attn_k": (_KV_HEADS * head, _WIDTH),
+                "attn_v": (_KV_HEADS * head, _WIDTH),
+                "attn_output": (_WIDTH, _HEADS * head),
                 "ffn_norm": (_WIDTH,),
                 "ffn_gate": (_INNER, _WIDTH),
                 "ffn_up": (_INNER, _WIDTH),
