@@ -1,8 +1,10 @@
 """Digests of weight files: what tells two fine-tunes with one config.json apart.
 
-The quick digest reads names, sizes, headers and 64 evenly spaced pages of every file, some milliseconds for
-any model. It sees each change of at least a 63rd of a file in one run, and every other change with the chance
-that it meets a sampled page; `full` reads all bytes. The two never have the same value for the same files.
+The quick digest reads names, sizes and headers, and samples: of every tensor in a safetensors file four
+pages, its first and last among them, or all of it where that is no more; of a GGUF file 4,096 pages, evenly
+spaced. Training or merging changes a tensor all over, and so is seen in any; of a GGUF file each change of at
+least a 4,095th in one run is. What touches a few numbers alone is seen with the chance that it meets a page;
+`full` reads all bytes. The two never have the same value for the same files.
 
 Every field is hashed after its length, so no two lists of fields give the same bytes.
 """
@@ -10,6 +12,7 @@ Every field is hashed after its length, so no two lists of fields give the same 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import struct
 from pathlib import Path
@@ -20,14 +23,17 @@ from kvtcd.core.errors import BadField, Truncated, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_QUICK, _FULL, _ADAPTER = b"kvtcd-weights-v1", b"kvtcd-weights-full-v1", b"kvtcd-adapter-v1"
+_QUICK, _FULL, _ADAPTER = b"kvtcd-weights-v2", b"kvtcd-weights-full-v1", b"kvtcd-adapter-v1"
 _SUFFIXES = (".safetensors", ".gguf")
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100_000_000
 """Bytes of JSON before safetensors itself refuses a file."""
 _GGUF, _GGUF_HEADER = b"GGUF", 1 << 16
 _PAGE = 4096
-_PAGES = 64
+_OF_TENSOR = 4
+"""Pages of a tensor."""
+_OF_GGUF = 4096
+"""Pages of a GGUF file, whose tensors are found only by reading all of its vocabulary."""
 _CHUNK = 1 << 20
 
 _known: dict[tuple[bytes, int, int, int, int], bytes] = {}
@@ -91,13 +97,27 @@ def _size_and_digest(domain: bytes, path: Path) -> tuple[bytes, bytes]:
 
 
 def _sample(path: Path, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the header and the sampled pages of a file, first and last page among them."""
-    is_gguf = path.suffix == ".gguf" or _begins_as_gguf(file)
-    yield file.read(_GGUF_HEADER) if is_gguf else _safetensors_header(path, file, size)
-    last = max(size - 1, 0) // _PAGE
-    for page in sorted({i * last // (_PAGES - 1) for i in range(_PAGES)}):
-        file.seek(page * _PAGE)
-        yield file.read(_PAGE)
+    """Yield the header and the sampled bytes of a file."""
+    if path.suffix == ".gguf" or _begins_as_gguf(file):
+        yield file.read(_GGUF_HEADER)
+        runs = _pages(0, size, _OF_GGUF)
+    else:
+        header = _safetensors_header(path, file, size)
+        yield header
+        tensors = _tensors(path, header, size)
+        runs = [run for begin, end in tensors for run in _pages(begin, end, _OF_TENSOR)]
+    for begin, end in runs:
+        file.seek(begin)
+        yield file.read(end - begin)
+
+
+def _pages(begin: int, end: int, count: int) -> list[tuple[int, int]]:
+    """Return so many evenly spaced pages of a range, the first and the last among them, or all of it."""
+    rest = end - begin - _PAGE
+    if rest <= (count - 1) * _PAGE:
+        return [(begin, end)]
+    starts = (begin + i * rest // (count - 1) for i in range(count))
+    return [(start, start + _PAGE) for start in starts]
 
 
 def _begins_as_gguf(file: BinaryIO) -> bool:
@@ -117,6 +137,21 @@ def _safetensors_header(path: Path, file: BinaryIO, size: int) -> bytes:
     if _LENGTH.size + nbytes > size:
         raise Truncated(str(path), f"ends after {size} bytes, within its header; fetch it again")
     return length + file.read(nbytes)
+
+
+def _tensors(path: Path, header: bytes, size: int) -> list[tuple[int, int]]:
+    """Return where the tensors of a safetensors file begin and end, in their order there."""
+    try:
+        named = json.loads(header[_LENGTH.size :])
+        places = sorted(
+            (int(begin), int(end))
+            for begin, end in (told["data_offsets"] for name, told in named.items() if name != "__metadata__")
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadField(str(path), "has a header that names no tensors: not a safetensors file") from error
+    if any(not 0 <= begin <= end <= size - len(header) for begin, end in places):
+        raise BadField(str(path), "has tensors beyond its end; fetch it again")
+    return [(len(header) + begin, len(header) + end) for begin, end in places]
 
 
 def _hash(fields: Iterable[bytes]) -> bytes:

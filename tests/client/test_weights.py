@@ -1,4 +1,6 @@
 import hashlib
+import itertools
+import json
 import os
 import struct
 import subprocess
@@ -15,7 +17,8 @@ from kvtcd.core.errors import BadField, Truncated, Unavailable
 
 HEADER = b'{"a":{"dtype":"BF16","shape":[4],"data_offsets":[0,8]}}'
 PAGE = 4096
-GOLDEN_QUICK = "4cddb6de8f3ce5d5b0a7bd4ff470c8354f1acc8d32b7cf54b01b8ed8c6f60037"
+TIMES = itertools.count(1)
+GOLDEN_QUICK = "bbc2124b5ac5a9279d1923f3e6ed411d2b52d3566d6bba40aee900e77581248e"
 GOLDEN_FULL = "35fb19618a938da8db169dd0afa7c17c14d112f67cd78dac28f167b5f48bc829"
 
 
@@ -41,15 +44,17 @@ def test_digest_of_fixed_files_is_the_golden_one(folder: Path) -> None:
 
 
 def test_digest_is_sha256_over_length_prefixed_fields_in_name_order(tmp_path: Path) -> None:
-    fields = [b"kvtcd-weights-v1"]
+    fields = [b"kvtcd-weights-v2"]
     for name in ["a.gguf", *(f"m{i}.safetensors" for i in range(10)), "z.gguf"]:
         body = safetensors(name.encode())
         (tmp_path / name).write_bytes(body)
-        header = body if name.endswith("gguf") else body[: 8 + len(HEADER)]
+        parts = (
+            (body, body) if name.endswith("gguf") else (body[: 8 + len(HEADER)], body[8 + len(HEADER) :][:8])
+        )
         fields += [
             name.encode(),
             struct.pack("<Q", len(body)),
-            hashlib.sha256(field(header) + field(body)).digest(),
+            hashlib.sha256(b"".join(map(field, parts))).digest(),
         ]
     assert weights_digest(tmp_path) == hashlib.sha256(b"".join(map(field, fields))).hexdigest()
 
@@ -64,50 +69,86 @@ def test_finetunes_with_one_config_but_other_weights_differ(folder: Path, tmp_pa
     assert weights_digest(other) != weights_digest(folder)
 
 
-@pytest.mark.parametrize("offset", [20, 2 * PAGE, 3 * PAGE, 96 * PAGE + 5, -1])
-def test_a_byte_changed_in_header_or_sampled_page_changes_the_digest(tmp_path: Path, offset: int) -> None:
-    # 190 pages, of which every third is a sample; the header covers pages 0 to 2
-    header = b"{" + b" " * (2 * PAGE + 50) + b"}"
-    body = bytearray(safetensors(bytes(190 * PAGE - 8 - len(header)), header))
-    file = tmp_path / "m.safetensors"
-    file.write_bytes(body)
-    before = weights_digest(file)
-    body[offset] ^= 1
-    file.write_bytes(body)
-    os.utime(file, ns=(1, 1))
-    assert weights_digest(file) != before
+def of_tensors(*sizes: int) -> bytearray:
+    """A file of so many tensors, in no order of their names."""
+    places, end = {}, 0
+    for number, size in enumerate(sizes):
+        places[f"t{-number}"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+        end += size
+    header = json.dumps({"__metadata__": {"format": "pt"}} | dict(sorted(places.items()))).encode()
+    return bytearray(safetensors(bytes(end), header))
+
+
+def changed(file: Path, body: bytearray, place: int, count: int = 1) -> str:
+    """The digest of a file in which so many bytes are others."""
+    other = body.copy()
+    for n in range(place, place + count):
+        other[n] ^= 1
+    file.write_bytes(other)
+    os.utime(file, ns=(1, next(TIMES)))
+    return weights_digest(file)
+
+
+def test_a_change_of_any_tensor_all_over_changes_the_digest_however_small_it_is(tmp_path: Path) -> None:
+    sizes = (1, 3000 * PAGE, 5, 4 * PAGE, 4 * PAGE + 1, 40 * PAGE + 7, 0, 2)
+    body, file = of_tensors(*sizes), tmp_path / "m.safetensors"
+    begin = len(body) - sum(sizes)
+    seen = {changed(file, body, 0, 0)}
+    for size in filter(None, sizes):
+        seen.add(changed(file, body, begin, size))
+        begin += size
+    assert len(seen) == len(sizes), "all but the empty one, and the file as it was"
+
+
+@pytest.mark.parametrize(
+    ("place", "sees"),
+    [
+        (0, True),
+        (PAGE, False),
+        (4096 * 33, True),
+        (PAGE * 33 + PAGE // 2, True),
+        (-1, True),
+        (-PAGE - 1, False),
+    ],
+)
+def test_first_and_last_page_of_a_tensor_are_sampled_and_two_between(
+    tmp_path: Path, place: int, sees: bool
+) -> None:
+    body, file = of_tensors(100 * PAGE), tmp_path / "m.safetensors"
+    before = changed(file, body, 0, 0)
+    at = len(body) - 100 * PAGE + place if place >= 0 else len(body) + place
+    assert (changed(file, body, at) != before) is sees
 
 
 def test_only_the_full_digest_sees_a_byte_between_sampled_pages(tmp_path: Path) -> None:
-    body = bytearray(safetensors(bytes(200 * PAGE)))
-    file = tmp_path / "m.safetensors"
+    body, file = of_tensors(200 * PAGE), tmp_path / "m.safetensors"
     file.write_bytes(body)
     quick, full = weights_digest(file), weights_digest(file, full=True)
-    body[PAGE + 10] ^= 1
-    file.write_bytes(body)
-    os.utime(file, ns=(1, 1))
-    assert weights_digest(file) == quick
+    assert changed(file, body, len(body) - 199 * PAGE + 10) == quick
     assert weights_digest(file, full=True) != full
 
 
-@given(size=st.integers(1, 3_000_000), data=st.data())
-def test_every_run_of_a_63rd_of_the_file_meets_a_sampled_page(size: int, data: st.DataObject) -> None:
-    run = -(-size // 63)
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]", b"{", b'{"a":1}', b'{"a":{}}', b'{"a":{"data_offsets":[0]}}', b'{"a":{"data_offsets":"ab"}}',
+        b'{"a":{"data_offsets":[0,9]}}', b'{"a":{"data_offsets":[-1,8]}}', b'{"a":{"data_offsets":[8,0]}}',
+    ],
+)  # fmt: skip
+def test_a_header_that_says_no_places_is_refused(tmp_path: Path, header: bytes) -> None:
+    tmp_path.joinpath("m.safetensors").write_bytes(safetensors(bytes(8), header))
+    with pytest.raises(BadField, match=r"m\.safetensors"):
+        weights_digest(tmp_path)
+
+
+@given(size=st.integers(1, 60_000_000), data=st.data())
+def test_every_run_of_a_4095th_of_a_gguf_file_meets_a_sampled_page(size: int, data: st.DataObject) -> None:
+    run = -(-size // 4095)
     start = data.draw(st.integers(0, size - run))
-    seen = []
-
-    class Recorder:
-        def seek(self, offset: int) -> None:
-            seen.append(offset)
-
-        def read(self, _nbytes: int) -> bytes:
-            return b""
-
-    list(weights._sample(Path("m.gguf"), Recorder(), size))
-    assert len(seen) <= 64
-    assert seen[0] == 0
-    assert seen[-1] <= size - 1 < seen[-1] + PAGE
-    assert any(page < start + run and start < page + PAGE for page in seen)
+    runs = weights._pages(0, size, weights._OF_GGUF)
+    assert sum(end - begin for begin, end in runs) <= 4096 * PAGE
+    assert (runs[0][0], runs[-1][1]) == (0, size)
+    assert any(begin < start + run and start < end for begin, end in runs)
 
 
 def test_name_and_number_of_shards_count(folder: Path) -> None:
