@@ -106,6 +106,8 @@ def examine(client: Client, tcp: config.daemon.Tcp | None = None) -> Iterator[Fi
     faults = {fault: count for fault, count in stats.get("degraded", {}).items() if fault != "remote-away"}
     for line in degraded.said(faults):
         yield Finding("degraded", "wrong", f"{line}; see the log, and KvtcdQuarantined in systemd/README.md")
+    if damaged := stats.get("damaged"):
+        yield _damaged(damaged)
     try:
         yield from (_packed(one) for one in client.namespaces())
         with ways.trial(client) as name:
@@ -118,6 +120,17 @@ def examine(client: Client, tcp: config.daemon.Tcp | None = None) -> Iterator[Fi
             yield Finding("by TCP", "ok", _UNTRIED)
     except KvtcdError as error:
         yield Finding("blocks", "wrong", str(error))
+
+
+def _damaged(counts: Mapping[str, int]) -> Finding:
+    """Say what became of records that failed their checks."""
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    said = (
+        f"{sum(counts.values()):,} failed their checks since the start ({kinds}): none was served, each is a "
+        "miss unless another copy was sound, and the log names them. Check the disk (KvtcdDamaged in "
+        "systemd/README.md), and, with the daemon stopped, all that is stored: kvtcd inspect --verify"
+    )
+    return Finding("records", "wrong", said)
 
 
 def _remote(figures: Mapping[str, Any]) -> Finding:

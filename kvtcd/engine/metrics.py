@@ -179,6 +179,11 @@ class Metrics:
         """Note the end of a stage."""
         self.stage_seconds.labels(span.pipeline, span.stage).observe(span.end - span.begin)
 
+    def damage(self) -> dict[str, int]:
+        """Return how many records failed their checks, by the fault; empty if none did."""
+        samples = (sample for family in self.damaged.collect() for sample in family.samples)
+        return {sample.labels["error"]: int(sample.value) for sample in samples if sample.value}
+
     def text(self) -> bytes:
         """Return everything in the Prometheus text format."""
         return generate_latest(self.registry)

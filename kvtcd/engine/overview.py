@@ -28,6 +28,7 @@ class Overview:
         registry: of namespaces.
         tally: what was counted for each.
         faults: says what is wrong with environments of tenants, and how many.
+        damaged: says how many records failed their checks, by the fault.
         remote: the remote tier, if there is one.
 
     Attributes:
@@ -36,9 +37,10 @@ class Overview:
 
     def __init__(
         self, boot_id: str, driver: Driver, registry: Registry, tally: Tally, *,
-        faults: Callable[[], Mapping[Fault, int]], remote: RemoteTier | None = None,
+        faults: Callable[[], Mapping[Fault, int]], damaged: Callable[[], Mapping[str, int]],
+        remote: RemoteTier | None = None,
     ) -> None:  # fmt: skip
-        self._remote, self._faults = remote, faults
+        self._remote, self._faults, self._damaged = remote, faults, damaged
         self._boot_id, self._driver, self._registry, self._tally = boot_id, driver, registry, tally
         self._started = time.monotonic()
         self.history = History()
@@ -90,6 +92,7 @@ class Overview:
             namespaces=sum(not namespace.trial for namespace in self._registry.all()),
             misses=counts.misses,
             degraded={str(fault): count for fault, count in self.degraded.items()},
+            damaged=dict(self._damaged()),
             remote=self._remote.stats() if self._remote else None,
             own={
                 ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)

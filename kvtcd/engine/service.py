@@ -95,6 +95,7 @@ class Service:
             tenancy.registry,
             self._tally,
             faults=lambda: self.conditions.all,
+            damaged=metrics.damage,
             remote=remote,
         )
         self.conditions = tenancy.conditions

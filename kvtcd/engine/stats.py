@@ -92,6 +92,7 @@ class Stats(Answer):
         namespaces: of all tenants.
         misses: reads of blocks that were nowhere.
         degraded: what is not as it should be, as `/readyz` names it, and how often; empty if all is well.
+        damaged: records that failed their checks since the start, by the fault; none was served.
         remote: the tier that is shared with other daemons; not there without one.
         own: what was counted for each namespace of one tenant, by name.
     """
@@ -106,6 +107,7 @@ class Stats(Answer):
     namespaces: Count
     misses: Count
     degraded: dict[str, Count]
+    damaged: dict[str, Count]
     remote: Annotated[RemoteStats | None, SPARSE]
     own: dict[str, NamespaceStats]
 

@@ -14,15 +14,18 @@ from rich.console import Console
 from support.fake_driver import Machine, Process
 from support.fake_store import FakeStore
 from support.faults import unreadable
-from support.http import TENANT_HEADER, by_header, running
-from support.toy import IDENTITY
+from support.http import NS, TENANT_HEADER, by_header, running, until
+from support.records import keys_in
+from support.toy import BLOCK_TOKENS, IDENTITY, block
 
 from kvtcd import cli
 from kvtcd.admin import doctor
 from kvtcd.admin.doctor import examine
 from kvtcd.client import Client
 from kvtcd.core.access import Caller, Scope
+from kvtcd.core.policy import DiskTier, Policy
 from kvtcd.cuda.imports import Imports
+from kvtcd.tiers.disk import Put
 
 pytestmark = pytest.mark.asyncio
 
@@ -90,6 +93,34 @@ async def test_what_is_not_well_is_said_with_its_reason():
         found = await findings(daemon.socket)
         assert found["by http"][0] == "note"
         assert "too-large" in found["by http"][1]
+
+
+async def test_records_that_failed_their_checks_are_wrong_and_counted():
+    async with running(host=128 << 20, policy=Policy("toy", disk=DiskTier(write="evict"))) as daemon:
+        await daemon.register()
+        path = f"{NS}/blocks/ab"
+        put = f"{path}?tokens={BLOCK_TOKENS}&first_token=0"
+        headers = {"Content-Type": "application/octet-stream"}
+        async with daemon.request("PUT", put, data=block(1), headers=headers) as answer:
+            assert answer.status == 201
+        async with daemon.request("POST", f"{NS}/demote", json={"keys": ["ab"]}) as answer:
+            assert answer.status == 202
+        await until(lambda: not daemon.toy.service._driver.origins)
+        assert "records" not in await findings(daemon.socket)
+
+        (tenant,) = daemon.toy.service._registry.tenants.values()
+        (stored,) = keys_in(tenant.writer.environment)
+        envelope, blob = tenant.writer.environment.read(stored)
+        blob[len(blob) // 2] ^= 1
+        await tenant.writer.exclusive(lambda env: env.write([Put(stored, envelope, blob)], []))
+        async with daemon.request("GET", path) as answer:
+            assert answer.status == 404
+        state, said = (await findings(daemon.socket))["records"]
+        assert state == "wrong"
+        assert said.startswith("1 failed their checks since the start (1 BadChecksum)")
+        assert "kvtcd inspect --verify" in said
+        shown = Console(file=io.StringIO())
+        assert not await asyncio.to_thread(doctor.command, address=str(daemon.socket), console=shown)
 
 
 async def test_a_device_that_holds_less_than_it_should_is_noted(monkeypatch):
