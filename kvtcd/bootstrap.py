@@ -98,7 +98,8 @@ async def service(
             await built.recover(tags)
             foreign, unread = built.conditions.tags("other-key"), built.conditions.tags("left-out")
             if not built.ready:
-                custody.require_fitting(state, (), foreign, unread)
+                why = await asyncio.to_thread(custody.unread, state, unread)
+                custody.require_fitting(state, (), foreign, why)
             for tag in foreign:
                 _log.warning(custody.left_alone(await asyncio.to_thread(custody.described, state, tag)))
                 built.metrics.foreign.inc()

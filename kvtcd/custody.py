@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,7 +61,7 @@ def survey(state: StateFiles, master: bytes) -> Custody:
                 if resting.set_aside:
                     found.set_aside[tag] = resting.set_aside
         except StoreFailed as error:
-            found.unreadable[tag] = error.code
+            found.unreadable[tag] = _cause(error)
             continue
         if name:
             fits = TenantKeys.derive(master, name).tag.hex() == tag
@@ -126,9 +127,15 @@ def settle(state: StateDirectory, master: bytes) -> tuple[str, ...]:
 
 
 def require_fitting(
-    state: StateFiles, fitting: Collection[str], foreign: Collection[str], unreadable: Collection[str]
+    state: StateFiles, fitting: Collection[str], foreign: Collection[str], unreadable: Mapping[str, str]
 ) -> None:
     """Refuse a key that not one tenant which can be read is under: most likely a wrong one was put there.
+
+    Args:
+        state: where the tenants lie.
+        fitting: those under the key.
+        foreign: those under another.
+        unreadable: why the others cannot be read.
 
     Raises:
         ConfigError: something is stored, and nothing of it fits.
@@ -142,9 +149,30 @@ def require_fitting(
         raise ConfigError(state.path, "", f"{why}{also}; put that key back, or {anew}")
     why = (
         f"nothing that is stored here ({len(unreadable)} tenants) can be read, so nobody can tell whether it "
-        f"is under this master key: {', '.join(str(state.tenant(tag)) for tag in unreadable)}"
+        f"is under this master key: "
+        + ", ".join(f"{state.tenant(tag)} ({cause})" for tag, cause in unreadable.items())
     )
-    raise ConfigError(state.path, "", f"{why}; mend that, move it away, or {anew}")
+    mend = f"mend that (all there must belong to uid {os.geteuid()}: directories of mode 0700, files of 0600)"
+    raise ConfigError(
+        state.path, "", f"{why}. {mend}, or move it away; only if nothing of it is needed, {anew}"
+    )
+
+
+def unread(state: StateFiles, tags: Collection[str]) -> dict[str, str]:
+    """Return why environments that a start has left out cannot be read; none of them is open."""
+    found = dict.fromkeys(tags, "it could not be opened; the log says why")
+    for tag in tags:
+        try:
+            with at_rest(state.tenant(tag)) as resting:
+                resting.namespaces()
+        except StoreFailed as error:
+            found[tag] = _cause(error)
+    return found
+
+
+def _cause(error: StoreFailed) -> str:
+    """Return what an operator is told: the error of the system, and the file."""
+    return ": ".join(filter(None, (error.code, error.where)))
 
 
 def described(state: StateFiles, tag: str, name: str = "") -> str:

@@ -221,6 +221,10 @@ def state_below_a_file(site: Site) -> None:
     site.say("daemon", state=site.file("plain") + "/state")
 
 
+def state_where_the_kernel_alone_makes_files(site: Site) -> None:
+    site.say("daemon", state="/proc/state")
+
+
 def state_that_is_a_file(site: Site) -> None:
     site.file("state")
 
@@ -293,6 +297,7 @@ FAULTS: list[Callable[[Site], None]] = [
     no_folder_for_the_socket, folder_that_is_none, no_socket_but_a_file, no_side_socket_but_a_file,
     state_below_a_file, state_that_is_a_file, state_that_others_may_enter, state_of_somebody_else,
     state_of_a_later_release, state_over_the_network, key_of_another_size, key_that_is_lost,
+    state_where_the_kernel_alone_makes_files,
     key_that_differs, key_of_another_store, too_much_memory, no_gpu, more_connections_than_open_files,
 ]  # fmt: skip
 

@@ -35,6 +35,7 @@ FORMAT = 1
 """Raised by a release that stores what those before it would take for damage, and remove."""
 FIELD = "state directory"
 _TENANT = re.compile(r"[0-9a-f]{2,64}")
+_NUMBER = re.compile(rb"\s*[1-9][0-9]{0,8}\s*")
 _log = logging.getLogger(__name__)
 
 # Values of statfs(2) `f_type`, from linux/magic.h and the file systems' own headers. LMDB needs a page cache
@@ -48,6 +49,8 @@ _REFUSED = {
     0x01021997: "9p",
     0x00C36400: "Ceph",
     0x5346414F: "AFS",
+    0x9FA0: "procfs",
+    0x62656572: "sysfs",
 }
 _DOUBTFUL = {
     0x01021994: "tmpfs: blocks on disk are lost when the machine restarts",
@@ -232,9 +235,15 @@ def read_format(path: Path) -> int | None:
         return None
     except OSError as error:
         raise ConfigError(file, "", f"cannot be read: {error.strerror}") from error
-    if not text.strip().isdigit() or int(text) > FORMAT:
-        shown = text[:20].decode(errors="replace").strip()
-        why = f"says {shown!r}, and this release reads 1 to {FORMAT}; run the release that wrote it"
+    if not _NUMBER.fullmatch(text):  # it is written whole or not at all, so no kill explains it
+        what = repr(text[:20].decode(errors="replace").strip()) if text.strip() else "nothing"
+        why = (
+            f"is damaged: it says {what}, and should say a number. Look at the disk, restore the file, or, "
+            f"if no later release has used this directory, write {FORMAT} into it (echo {FORMAT} > {file})"
+        )
+        raise ConfigError(file, "", f"{why}. Nothing was changed")
+    if int(text) > FORMAT:
+        why = f"says {int(text)}, and this release reads 1 to {FORMAT}; run the release that wrote it"
         raise ConfigError(file, "", f"{why}, or choose another state directory. Nothing was changed")
     return int(text)
 

@@ -243,13 +243,23 @@ def test_tenants_that_nobody_may_list_are_said_to_be(path, monkeypatch):
             list(directory.tenants())
 
 
-@pytest.mark.parametrize("said", ["2", "", "one", "-1", "1.0", "0x1"])
-def test_a_format_that_is_not_known_is_refused(path, said):
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [("2", "says 2, and this release reads 1 to 1; run the release that wrote it")]
+    + [
+        (said, f"is damaged: it says {shown}, and should say a number.*no later release.*echo 1 > .*format")
+        for said, shown in [
+            ("", "nothing"), ("\n", "nothing"), ("one", "'one'"), ("-1", "'-1'"), ("1.0", "'1.0'"),
+            ("0x1", "'0x1'"), ("0", "'0'"), ("9" * 5000, f"'{'9' * 20}'"),
+        ]
+    ],
+)  # fmt: skip
+def test_a_format_that_is_not_known_is_refused(path, said, why):
     StateDirectory(path).close()
     assert (path / "format").read_text() == "1\n"
     (path / "format").write_text(said)
     (path / "tenants" / "left.part").mkdir()
-    with pytest.raises(ConfigError, match="Nothing was changed"):
+    with pytest.raises(ConfigError, match=f"{why}.*Nothing was changed"):
         StateDirectory(path)
     assert (path / "tenants" / "left.part").exists(), (
         "what is removed at a start is not what this could judge"
