@@ -71,7 +71,7 @@ def command(
         StoreFailed: the store cannot be read, or has to be mended first.
         UnknownProfile: blocks were packed with a profile that is not in its folder.
     """
-    console, secret = terminal.console(), read_key(key)
+    console, secret = terminal.console(), read_key(key, new=True)
     if out.exists():
         raise ConfigError(out, "", "is there already; remove it, or choose another name")
     with ExitStack() as stack:

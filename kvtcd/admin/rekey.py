@@ -66,7 +66,7 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
     with closing(StateDirectory.existing(path)) as state, translated("rekey", path):
         keys = _Keys(
             state.known_key() if file.exists() else None,
-            None if old is None else read_key(old), None if new is None else read_key(new),
+            None if old is None else read_key(old), None if new is None else read_key(new, new=True),
         )  # fmt: skip
         if keys.own is None and keys.new is None:
             why = "it keeps no master key of its own; say with --new-key which one the daemon will be handed"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvtcd import terminal
-from kvtcd.admin.key_files import read_key
+from kvtcd.admin.key_files import kept_key, read_key
 from kvtcd.admin.store_contents import Store, date, look
 from kvtcd.core.errors import ConfigError, StoreFailed
 from kvtcd.core.keys import key_id
@@ -26,6 +26,9 @@ from kvtcd.tiers.state_files import StateFiles
 
 def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Path | None) -> bool:
     """Show a state directory, or the environment of one tenant in it; tell whether all is well.
+
+    What could not be compared with its MAC for want of a key is not well: nobody has looked whether it is
+    what was stored, and a daemon would not start.
 
     Args:
         path: the directory.
@@ -44,7 +47,7 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
     with ExitStack() as stack:
         stack.enter_context(state_at_rest(state))
         progress = stack.enter_context(terminal.progress(console, transient=True))
-        master, lacking = (given, "") if given else _master(state)
+        master, lacking = (given, "") if given else kept_key(state)
         begun, stores, unread = StateFiles(state).rekeying(), list[Store](), dict[str, str]()
         whole = begun is not None and master is not None and begun.whole_under(key_id(master).hex())
         aside = begun.others(key_id(master).hex()) if begun and master and whole else frozenset()
@@ -80,7 +83,8 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
 
 
 def _well(store: Store) -> bool:
-    return not (store.fault or store.damaged or store.misfit or store.set_aside)
+    unsound = store.fault or store.damaged or store.misfit or store.set_aside
+    return not unsound and (store.authentic or not store.namespaces)
 
 
 def _located(path: Path) -> tuple[Path, list[Path]]:
@@ -91,17 +95,6 @@ def _located(path: Path) -> tuple[Path, list[Path]]:
     if path.absolute().parent.name == "tenants":
         return path.absolute().parent.parent, [path]
     raise ConfigError(path, "", "is no state directory (it has no folder `tenants`), nor a tenant's in one")
-
-
-def _master(state: Path) -> tuple[bytes | None, str]:
-    """Return the key that a directory keeps, and why there is none to be had."""
-    file = state / "master.key"
-    if not file.exists():
-        return None, "no master key here (--key FILE)"
-    try:
-        return read_key(file), ""
-    except ConfigError as error:
-        return None, str(error)
 
 
 def _figures(store: Store) -> dict[str, object]:

@@ -109,9 +109,27 @@ def test_without_its_key_a_store_is_read_as_far_as_its_form_goes(state: Path) ->
     (state / "master.key").unlink()
     well, tenant = inspected(state, verify=True)
 
-    assert well
+    assert not well, "nobody has compared a MAC, and a daemon would not start"
     assert not tenant["authentic"]
     assert tenant["namespaces"]["docs"]["codecs"] == {"kvtc": COUNT}
+
+
+@pytest.mark.parametrize(
+    ("length", "mode", "said"), [(31, 0o600, "has 31 bytes; a key has 32"), (32, 0o644, "others may read it")]
+)
+def test_a_key_that_a_start_would_refuse_is_named_and_not_well(
+    state: Path, capsys, length, mode, said
+) -> None:
+    key = state / "master.key"
+    key.write_bytes(key.read_bytes()[:length])
+    key.chmod(mode)
+
+    assert not inspected(state)[0]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert "no MAC was compared" in shown
+    assert "urandom" not in shown, "what is left of the key would be overwritten"
+    assert ("restore it" in shown) == (length == 31)
 
 
 def test_encrypted_blobs_are_read_with_their_key_alone(state: Path) -> None:
