@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtcd import terminal
-from kvtcd.core.errors import StoreFailed, StoreFull
+from kvtcd.admin.room import require_room
+from kvtcd.core.errors import StoreFailed
 from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.terminal import Table
 from kvtcd.tiers.disk import UNBOUNDED, Environment
@@ -76,20 +76,12 @@ def compact(environment: Path) -> Compacted:
     except OSError as error:
         raise StoreFailed("open", str(error)) from error
     with closing(Environment(environment, quota=UNBOUNDED)) as opened:
-        _require_room(environment, opened.used)
+        # a purge makes do with less room and loses blocks; that is not what was asked for here
+        require_room("compact", environment, opened.used)
         names = opened.namespaces()
         opened.rewrite(lambda _: True, names)
         tenant = names.get(TENANT_NAME, b"").decode(errors="replace")
         return Compacted(tenant, before, _bytes(environment), opened.set_aside)
-
-
-def _require_room(environment: Path, nbytes: int) -> None:
-    """A purge makes do with less room and loses blocks; that is not what was asked for here."""
-    free = shutil.disk_usage(environment).free
-    if free < nbytes:
-        raise StoreFull(
-            "compact", f"{nbytes / 1e6:,.0f} MB are needed for a second copy, {free / 1e6:,.0f} are free"
-        )
 
 
 def _bytes(environment: Path) -> int:

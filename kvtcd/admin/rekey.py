@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from rich.progress import Progress
 
 from kvtcd import custody, terminal
 from kvtcd.admin.key_files import read_key
+from kvtcd.admin.room import require_room, used
 from kvtcd.core import cipher
 from kvtcd.core import record as records
-from kvtcd.core.errors import ConfigError, Corrupt, StoreFailed
+from kvtcd.core.errors import ConfigError, Corrupt, StoreFailed, StoreFull
 from kvtcd.core.keys import RecordKey, TenantKeys, key_id
 from kvtcd.engine.warmup import WARM_NAME
 from kvtcd.tiers.disk import UNBOUNDED, Environment, Put, fresh
@@ -60,10 +61,10 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
         ConfigError: it is no state directory, a key cannot be used, or something that is stored is not under
             the old one, or was set aside as damaged; nothing has changed.
         StoreFailed, StoreFull: a tenant cannot be read, or there is no room for a second copy; nothing has
-            changed.
+            changed, or it says which key holds.
     """
     console, file = terminal.console(), path / "master.key"
-    with closing(StateDirectory.existing(path)) as state, translated("rekey", path):
+    with closing(StateDirectory.existing(path)) as state, _told_which_holds(state):
         keys = _Keys(
             state.known_key() if file.exists() else None,
             None if old is None else read_key(old), None if new is None else read_key(new, new=True),
@@ -79,6 +80,7 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
             if before == after:
                 raise ConfigError(new or path, "", "is the key that it is under already")
             tenants = _require_all(state, before, old or file)
+            require_room("rekey", path, used(map(state.tenant, tenants)))
             with terminal.progress(console, transient=True) as progress:
                 begun = rekey(state, before, after, tenants, progress)
         finish(state, begun)
@@ -88,6 +90,19 @@ def command(path: Path, *, old: Path | None, new: Path | None) -> bool:
         + ("" if keys.own else "; hand it to the daemon as the credential kvtcd.master-key")
     )
     return not begun.damaged
+
+
+@contextmanager
+def _told_which_holds(state: StateDirectory) -> Iterator[None]:
+    """Say of a full device what became of what was begun, which key holds, and what to do."""
+    try:
+        with translated("rekey", state.path):
+            yield
+    except StoreFull as error:
+        begun = state.rekeying()
+        holds = begun.said if begun else "Nothing was changed, and the old key holds"
+        why = error.code if str(state.path) in error.code else f"the device of {state.path} is full"
+        raise StoreFull("rekey", f"{why}. {holds}; make room, and run it again") from error
 
 
 def _resumed(state: StateDirectory, begun: Rekeying, keys: _Keys) -> Rekeying | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import secrets
 import shutil
@@ -10,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -176,12 +178,42 @@ def test_a_failure_in_the_middle_changes_nothing(tmp_path, monkeypatch) -> None:
         write(self, puts, drops)
 
     monkeypatch.setattr(Environment, "write", full)
-    with pytest.raises(StoreFull):
+    said = f"the device of {tmp_path} is full. Nothing was changed, and the old key holds; make room, and run"
+    with pytest.raises(StoreFull, match=said):
         admin.command(tmp_path, old=None, new=None)
     monkeypatch.undo()
 
     assert (tmp_path / "master.key").read_bytes() == before
     assert len(list((tmp_path / "tenants").iterdir())) == len(TENANTS)
+    check(tmp_path)
+
+
+def test_without_room_for_a_second_copy_nothing_is_begun(tmp_path, monkeypatch) -> None:
+    filled(tmp_path)
+    before = files(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    said = rf"[1-9]\d* kB are needed for a second copy, 1 are free on the device of {tmp_path}\. Nothing was"
+    with pytest.raises(StoreFull, match=said):
+        admin.command(tmp_path, old=None, new=None)
+    assert files(tmp_path) == before
+
+
+def test_a_device_that_is_full_when_all_is_copied_is_told_with_the_key_that_holds(
+    tmp_path, monkeypatch
+) -> None:
+    filled(tmp_path)
+    before = key_id((tmp_path / "master.key").read_bytes()).hex()
+
+    def full(_self, _key) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as filling:
+        filling.setattr(StateDirectory, "replace_master_key", full)
+        with pytest.raises(
+            StoreFull, match=rf"all is whole under the old one \({before}\), and under the new"
+        ):
+            admin.command(tmp_path, old=None, new=None)
+    assert admin.command(tmp_path, old=None, new=None)
     check(tmp_path)
 
 
