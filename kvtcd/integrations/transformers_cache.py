@@ -16,6 +16,7 @@ from kvtcd.core.identity import Identity
 from kvtcd.core.keys import ChainBlock, EngineKey, chain
 from kvtcd.integrations.transformers_daemon import Daemon
 from kvtcd.integrations.transformers_identity import require_ours
+from kvtcd.integrations.transformers_release import require_release
 from kvtcd.integrations.transformers_reports import LoadBatchReport, LoadReport, SaveReport
 from kvtcd.integrations.transformers_sequences import one_each, tokens_of
 
@@ -46,7 +47,7 @@ class PrefixCache:
         UnsupportedRope: its keys are rotated in a way that cannot be undone.
         BadIdentity: it is not one of such caches, or the weights are not those of the files, or not any more.
         IdentityConflict: the daemon has others under its name.
-        Unavailable: no weight files in the model's folder.
+        Unavailable: no weight files in the model's folder, or transformers is too old.
 
     Example:
         Read a long document once, and answer from then on without reading it::
@@ -67,6 +68,7 @@ class PrefixCache:
         salt: Salt = "",
         deadline: float | None = None,
     ) -> None:
+        require_release()
         self._weights: WeightsWatch | None = None
         if isinstance(model_or_identity, Identity):
             if variant:

@@ -13,6 +13,7 @@ from kvtcd.client import BlockResult
 from kvtcd.client.call import Salt
 from kvtcd.core.errors import BadRequest, KvtcdError
 from kvtcd.integrations.transformers_cache import PrefixCache
+from kvtcd.integrations.transformers_release import require_release
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel
@@ -61,10 +62,12 @@ def prefill(
 
     Raises:
         BadRequest: `step` is no number of tokens.
+        Unavailable: transformers is too old.
         BlockMismatch: the model makes other caches than those of `prefixes`.
     """
     if type(step) is not int or step < 1:
         raise BadRequest("step", f"is {step!r}, not a number of tokens, 1 or more")
+    require_release()
     import torch  # noqa: PLC0415 - takes seconds
     from transformers import DynamicCache  # noqa: PLC0415 - takes seconds
 
