@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from kvtcd.client.address import Address
 from kvtcd.client.call import Buffer
-from kvtcd.client.sharing import Sharing
+from kvtcd.client.sharing import CLOSED, Sharing
 from kvtcd.core.device_errors import DeviceUnshared
 from kvtcd.core.errors import BadRequest, Unavailable
 from kvtcd.core.regions import Span
@@ -73,7 +73,7 @@ class DeviceRegion:
         reasons = [self._unshareable or self._sharing.why]
         if not self._sharing.is_shared and self._mirror:
             reasons.append(self._mirror.why)
-        return "; ".join(reason for reason in reasons if reason)
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def closed(self) -> bool:
@@ -103,13 +103,13 @@ class DeviceRegion:
         """Return under which id the daemon knows it, None if it cannot; tries to share it if it is not."""
         return None if self._unshareable else self._sharing.share()
 
-    def recall(self, region: str) -> None:
-        """Share it no more under this id, and wait until the daemon touches it no more.
+    def recall(self, region: str, why: str) -> None:
+        """Share it no more under this id, for a reason, and wait until the daemon touches it no more.
 
         Raises:
             Unavailable: the daemon does not say so; the memory cannot be used again.
         """
-        if not self._sharing.recall(region):
+        if not self._sharing.recall(why, region):
             self._sharing.close()
             raise Unavailable("the daemon holds on to memory of a GPU; leave it, and use another")
 
@@ -123,7 +123,7 @@ class DeviceRegion:
         Raises:
             Unavailable: the daemon does not say that it has; it will when it ends.
         """
-        let_go = self._sharing.recall()
+        let_go = self._sharing.recall(CLOSED)
         self._sharing.close()
         self._exported.close()
         if self._mirror:

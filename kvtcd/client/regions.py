@@ -92,13 +92,13 @@ class Region:
         """Return under which id the daemon knows it, None if it cannot; tries to share it if it is not."""
         return self._sharing.share()
 
-    def recall(self, region: str) -> None:
-        """Share it no more under this id, and wait until the daemon writes nothing to it.
+    def recall(self, region: str, why: str) -> None:
+        """Share it no more under this id, for a reason, and wait until the daemon writes nothing to it.
 
         Raises:
             Unavailable: the daemon does not say so; the memory cannot be used again.
         """
-        if not self._sharing.recall(region):
+        if not self._sharing.recall(why, region):
             self.close()
             raise Unavailable("the daemon holds on to a region; make another one")
 
@@ -173,11 +173,13 @@ class Loan:
         unknown = isinstance(error, NotFound) and error.what == REGION
         answered = isinstance(error, KvtcdError) and not isinstance(error, Unavailable | DeadlineExceeded)
         if unknown or not answered:
-            self._region.recall(self.name)
+            why = _LOST if unknown else f"a call was broken off: {str(error) or type(error).__name__}"
+            self._region.recall(self.name, why)
         return unknown
 
 
 R = TypeVar("R", Region, DeviceRegion)
+_LOST = "the daemon does not know the region any more, it may have been started anew; the next call shares it"
 
 
 class Regions:

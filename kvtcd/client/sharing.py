@@ -15,6 +15,7 @@ from kvtcd.core.fields import json_object
 from kvtcd.core.regions import MAX_ANSWER, Grant, side_socket
 
 CONNECT_S = 5.0
+CLOSED = "the region is closed"
 REFUSED_S = 30.0
 """How long a daemon that cannot open memory is not asked again."""
 
@@ -56,16 +57,16 @@ class Sharing:
                         self._not_before = time.monotonic() + REFUSED_S
             return self._shared[1] if self._shared else None
 
-    def recall(self, region: str | None = None) -> bool:
+    def recall(self, why: str, region: str | None = None) -> bool:
         """Share it no more, if it is under this id, and wait until the daemon touches it no more.
 
-        False: the daemon does not say so.
+        False: the daemon does not say so. `why` is what is said until it is shared again.
         """
         with self._lock:
             if self._shared is None or region not in {None, self._shared[1]}:
                 return True
             connection, _ = self._shared
-            self._shared = None
+            self._shared, self.why = None, why
         with connection:
             try:
                 connection.shutdown(socket.SHUT_WR)
@@ -84,7 +85,7 @@ class Sharing:
             if self._shared:
                 self._shared[0].close()
                 self._shared = None
-                self.why = "the region is closed"
+            self.why = CLOSED
             return not closed
 
     def _hand_over(self) -> tuple[socket.socket, str]:

@@ -633,8 +633,9 @@ async def test_buffers_outside_of_regions_and_lost_regions_go_over_http(client, 
     part[:] = block(3)
     assert (await client.put("demo", head(3), part)).outcome == "stored"
     assert region.path == "http"
+    assert region.why.startswith("the daemon does not know the region any more")
     assert bytes(await client.get("demo", key(3), out=part)) == block(3)
-    assert region.path == "region", "it is shared again"
+    assert (region.path, region.why) == ("region", ""), "it is shared again"
     region.close()
     assert (region.path, region.why) == ("http", "the region is closed")
     assert bytes(await client.get("demo", key(3), out=part)) == block(3)
@@ -656,6 +657,21 @@ async def test_where_memory_cannot_be_shared_a_region_says_why(kind, daemon):
     await client.close()
     far = await kind("http://127.0.0.1:9").region(BLOCK_BYTES)
     assert "Unix socket only" in far.why
+
+
+async def test_a_region_says_why_it_is_not_shared_while_its_daemon_is_away(kind):
+    async with running() as daemon:
+        client = kind(str(daemon.socket))
+        await client.register("demo", IDENTITY)
+        region = await client.region(BLOCK_BYTES)
+        assert region.path == "region"
+    for said in ("a call was broken off: no daemon answers on ", "the daemon shares no memory on "):
+        with pytest.raises(errors.Unavailable):
+            await client.get("demo", key(1), out=region.memory)
+        assert region.path == "http"
+        assert region.why.startswith(said)
+    await client.close()
+    assert (region.path, region.why) == ("http", "the region is closed")
 
 
 async def test_a_call_that_is_broken_off_leaves_nobody_writing_to_its_buffers(

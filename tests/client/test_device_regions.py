@@ -130,7 +130,7 @@ async def test_blocks_on_a_gpu_are_not_sent(kind, daemon, engine, memory, monkey
         assert (region.path, region.why, len(region)) == ("device", "", BLOCKS * BLOCK_BYTES)
         await there_and_back(client, region, On(engine, memory))
         assert not engine.calls["cuMemcpyDtoHAsync_v2"], "this process copies nothing"
-    assert (region.path, region.closed) == ("http", True)
+    assert (region.path, region.why, region.closed) == ("http", "the region is closed", True)
     assert daemon.app[REGIONS].nbytes == 0, "before the memory may be freed"
     driver = engine.driver()
     with driver.current(driver.retain(0)):
