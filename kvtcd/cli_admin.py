@@ -186,7 +186,7 @@ def purge(
 def compact(
     path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
 ) -> None:
-    """Give back the room that records left behind; what was set aside as damaged is named, and stays."""
+    """Give back the room that records left behind; what is kept is read and checked, and damage is named."""
     from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
 
     if not admin.command(path):

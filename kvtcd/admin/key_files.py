@@ -38,7 +38,7 @@ def kept_key(state: Path) -> tuple[bytes | None, str]:
     """Return the master key that a state directory keeps, and why there is none to be had."""
     file = state / "master.key"
     if not file.exists():
-        return None, "no master key here (--key FILE)"
+        return None, "no master key here"
     try:
         return read_key(file), ""
     except ConfigError as error:

@@ -144,7 +144,7 @@ def _remarks(store: Store, lacking: str, *, verify: bool) -> Iterator[str]:
         yield f"MACs of {compared} compared"
     else:
         why = "the key does not fit this tenant" if store.misfit else lacking or "whose it is cannot be told"
-        yield f"{why}: no MAC was compared"
+        yield f"{why}: no MAC was compared" + (" (--key FILE names a key)" if lacking else "")
 
 
 def _often(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -7,14 +7,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from admin.test_store_view import BLOB
+from admin.test_store_view import put as sealed
 from support.faults import unreadable
 from support.records import keys_in
+from support.toy import IDENTITY
 from typer.testing import CliRunner
 
 from kvtcd.admin import compact as admin
 from kvtcd.cli import app
-from kvtcd.core.errors import AlreadyRunning, ConfigError
+from kvtcd.core.errors import AlreadyRunning, ConfigError, Truncated
+from kvtcd.core.keys import TenantKeys
+from kvtcd.engine.namespaces import TENANT_NAME, persisted
 from kvtcd.tiers.disk import Environment, Put
+from kvtcd.tiers.disk.generation import Generation
 from kvtcd.tiers.state import StateDirectory
 
 TAG = "ab" * 16
@@ -82,6 +88,59 @@ def test_what_is_damaged_is_set_aside_and_kept_and_said(state) -> None:
     assert (kept / "data.mdb").read_bytes() == bytes(content), "nobody has said that it may go"
     shutil.rmtree(kept)
     assert CliRunner().invoke(app, ["compact", str(state)]).exit_code == 0
+
+
+@pytest.fixture
+def authentic(tmp_path: Path) -> Path:
+    """A state directory with three sound blocks of a tenant."""
+    path = tmp_path / "authentic"
+    held = StateDirectory(path)
+    keys = TenantKeys.derive(held.master_key(), "uid:1")
+    environment = Environment(held.tenant(keys.tag.hex()), quota=1 << 24)
+    environment.put_namespace(TENANT_NAME, b"uid:1")
+    environment.put_namespace("docs", persisted(IDENTITY, 1))
+    environment.write([sealed(keys, number) for number in range(3)], [])
+    environment.close()
+    held.close()
+    return path
+
+
+def compacted(path: Path) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, ["compact", str(path)])
+    return answer.exit_code, " ".join(answer.output.split())
+
+
+def test_a_record_whose_bytes_are_wrong_is_counted_and_stays(authentic: Path) -> None:
+    assert compacted(authentic)[0] == 0
+    (data,) = authentic.rglob("data.mdb")
+    content = bytearray(data.read_bytes())
+    content[content.rindex(BLOB[-64:])] ^= 1
+    data.write_bytes(content)
+
+    for _ in range(2):
+        code, said = compacted(authentic)
+        assert code == 1
+        assert "1 records are damaged" in said
+    (authentic / "master.key").unlink()
+    code, said = compacted(authentic)
+    assert code == 1
+    assert "1 records are damaged" in said, "its checksum is wrong as well"
+    assert "no master key here: checksums alone were compared" in said
+
+
+def test_a_record_of_which_parts_are_missing_is_not_lost_in_silence(authentic: Path, monkeypatch) -> None:
+    read, seen = Generation.read, list[bytes]()
+
+    def cut(generation, key, take):
+        seen.append(key)
+        if len(seen) == 1:
+            raise Truncated("record", "chunk 0 of a blob is missing")
+        return read(generation, key, take)
+
+    monkeypatch.setattr(Generation, "read", cut)
+    code, said = compacted(authentic)
+    assert code == 1
+    assert "1 records of which parts were missing are gone" in said
 
 
 def test_one_that_cannot_be_read_is_named_and_the_others_are_done(state) -> None:
