@@ -87,7 +87,7 @@ def run(cell: Cell, problem: Problem, schemes: Mapping[str, Scheme] | None = Non
     found = []
     for budget in cell.budgets:
         sides = _Sides(problem, budget)
-        for name, scheme in (schemes or grid()).items():
+        for name, scheme in (schemes or grid(cell.shape.dim)).items():
             keys, values = sides.keys(scheme.keys), sides.values(scheme.values)
             measured = sides.measured(scheme)
             bits = (keys.bits + values.bits) / (2 * problem.keys.shape[2])

@@ -86,7 +86,8 @@ def command(
         Whether all criteria hold; true where none apply.
 
     Raises:
-        ConfigError: the caches are too few, or a file cannot be written.
+        ConfigError: the caches are too few, or of values that nothing can be told of; or a file cannot be
+            written.
         Unavailable: scipy is not installed, or matplotlib for a plot.
     """
     torch.set_num_threads(threads)
@@ -155,7 +156,9 @@ def _of_caches(
     cell, wanted = real.cell(dump, *_REAL[name]), real.sites(dump, _SITES)
     count = len(dump.documents) // 2
     with path.open("rb") as file:
-        key = run_of([cell], count, seed, grid(), hashlib.file_digest(file, "sha256").hexdigest())
+        key = run_of(
+            [cell], count, seed, grid(cell.shape.dim), hashlib.file_digest(file, "sha256").hexdigest()
+        )
     journal = _journal(json, key, phases)
     told = real.told(dump, cell)
     phases.note(f"measured: {told}")
@@ -164,7 +167,9 @@ def _of_caches(
         for trial in range(count):
             done = journal.get(cell, trial)
             if done is None:
-                done = real.folded(run(cell, real.problem(dump, wanted, cell, seed=seed, trial=trial)))
+                done = run(cell, real.problem(dump, wanted, cell, seed=seed, trial=trial))
+                real.check_figures(done, path, trial)
+                done = real.folded(done)
                 journal.put(cell, trial, done)
             parts.append(done)
             advance(trial + 1)

@@ -24,6 +24,7 @@ from kvtcd.core.identity import Rope
 from kvtcd.lab.ablate.cells import Cell, Row
 from kvtcd.lab.ablate.contrasts import FIGURES
 from kvtcd.lab.ablate.regimes import Problem, Shape, codec_seed, sequence_of
+from kvtcd.lab.ablate.schemes import transforms
 from kvtcd.lab.dump import Document, Dump
 
 REGIME = "caches"
@@ -33,6 +34,10 @@ _SHORTEST = 16
 """Tokens; fewer behind the sinks are no cache to compare codecs on."""
 _SINKS = 4
 """First tokens, neither measured nor calibrated on: they are stored as they are, and unlike all others."""
+_NARROWEST = 16
+"""Dimensions of a head; of fewer, budgets come to the same bits, and there are no bands of components."""
+_LONGEST = torch.finfo(torch.float16).max / 2
+"""Of a vector: schemes store lengths, also about the mean of a channel, in float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,11 @@ def check(dump: Dump, path: object) -> None:
     """Make sure that there is enough in a dump.
 
     Raises:
-        ConfigError: too few documents, one that is too short, or one without queries.
+        ConfigError: too few documents, one that is too short, one without queries, heads that are too narrow,
+            or values that are nothing but zero or too large.
     """
+    if (dim := dump.documents[0].keys.shape[3]) < _NARROWEST:
+        raise ConfigError(str(path), "0.k", f"has heads of {dim} dimensions; it takes {_NARROWEST}")
     if len(dump.documents) < 2 * _LEAST:
         raise ConfigError(
             str(path),
@@ -78,13 +86,62 @@ def check(dump: Dump, path: object) -> None:
                 f"{number}.k",
                 f"has {tokens} tokens, fewer than {_SINKS + _SHORTEST}: leave the document out",
             )
+        for name, tensor in (("k", document.keys), ("v", document.values)):
+            own = tensor[_SINKS:]
+            if not own.any():
+                raise ConfigError(
+                    str(path),
+                    f"{number}.{name}",
+                    f"is zero behind the first {_SINKS} tokens, so there is nothing to tell: leave the "
+                    "document out",
+                )
+            if (longest := float(own.float().norm(dim=3).max())) > _LONGEST:
+                raise ConfigError(
+                    str(path),
+                    f"{number}.{name}",
+                    f"has a vector of length {longest:.3g}; lengths are stored in float16, which ends at "
+                    f"{2 * _LONGEST:g}, and beyond half of that nothing can be told",
+                )
+    if not _live(dump):
+        raise ConfigError(
+            str(path), "", "has no head whose keys and values are not all zero in some document"
+        )
+
+
+def check_figures(rows: Sequence[Row], path: object, trial: int) -> None:
+    """Make sure that there is something to compare in what was measured of a document.
+
+    Raises:
+        ConfigError: a divergence or an error is no number, as where the untouched output is zero.
+    """
+    for row in rows:
+        for figure in FIGURES:
+            if not np.isfinite(row.measured[figure]).all():
+                raise ConfigError(
+                    str(path),
+                    f"{2 * trial + 1}.k",
+                    f"nothing can be told of this document: {row.scheme} at {row.budget} bits has a figure "
+                    f"`{figure}` that is no number, as where the untouched output is zero; leave it out",
+                )
 
 
 def sites(dump: Dump, count: int) -> list[Site]:
-    """Return layers and heads spread over the model."""
-    _, layers, heads, _ = dump.documents[0].keys.shape
-    chosen = np.linspace(0, layers * heads - 1, min(count, layers * heads)).round().astype(int)
-    return [Site(int(one) // heads, int(one) % heads) for one in chosen]
+    """Return layers and heads spread over the model, of those that there is something to tell of."""
+    live = _live(dump)
+    chosen = np.linspace(0, len(live) - 1, min(count, len(live))).round().astype(int)
+    return [live[one] for one in chosen]
+
+
+def _live(dump: Dump) -> list[Site]:
+    """Return the heads whose keys and values are not all zero behind the sinks, in any document."""
+    found = torch.stack(
+        [
+            tensor[_SINKS:].ne(0).any(dim=3).any(dim=0)
+            for document in dump.documents
+            for tensor in (document.keys, document.values)
+        ]
+    ).all(dim=0)
+    return [Site(layer, head) for layer, head in found.nonzero().tolist()]
 
 
 def cell(dump: Dump, tokens: int, rows: int, budgets: tuple[int, ...]) -> Cell:
@@ -114,9 +171,14 @@ def told(dump: Dump, what: Cell) -> str:
     lengths = sorted(len(document.keys) for document in dump.documents[1::2])
     of = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[0]:,} to {lengths[-1]:,}"
     shape, others = what.shape, len(dump.documents[::2])
+    _, layers, heads, dim = dump.documents[0].keys.shape
+    dead = layers * heads - len(_live(dump))
+    also = f"; {dead} of {layers * heads} heads left out, of keys or values that are all zero" if dead else ""
+    if not transforms(dim):
+        also += f"; random rotations in place of Hadamard transforms, which {dim} dimensions do not have"
     return (
         f"the last {shape.tokens:,} tokens of each of {len(lengths)} documents of {of}, seen by "
-        f"{shape.queries} queries; calibrated on {shape.rows:,} rows of {others} others"
+        f"{shape.queries} queries; calibrated on {shape.rows:,} rows of {others} others{also}"
     )
 
 

@@ -66,6 +66,7 @@ EIGHT = tuple(NAMED)[:8]
 REFERENCE = "tq-kv"
 SEEDS = 4
 """Draws of the random parts of `REFERENCE`, to see what a seed does."""
+_HADAMARD = {"wht", "rht1", "rht2", "rht3"}
 
 
 def factors() -> dict[str, tuple[str, ...]]:
@@ -74,12 +75,34 @@ def factors() -> dict[str, tuple[str, ...]]:
     return {field.name: get_args(hints[field.name]) for field in fields(Side) if get_args(hints[field.name])}
 
 
-def grid() -> dict[str, Scheme]:
-    """Return every scheme: by name, by factor, by seed.
+def transforms(dim: int) -> bool:
+    """Tell whether there is a Hadamard transform of so many dimensions: of a power of two."""
+    return dim & (dim - 1) == 0
+
+
+def grid(dim: int = 128) -> dict[str, Scheme]:
+    """Return every scheme of heads of so many dimensions: by name, by factor, by seed.
 
     Factors are changed one at a time about `tq-kv`, and about `sqw-kv` where its components take part;
-    corrections on each side alone, all others on both.
+    corrections on each side alone, all others on both. Where there is no Hadamard transform, rotations are
+    uniform over all in its place, as those of the codec `tq` are, and none are compared with it.
     """
+    found = _grid()
+    if transforms(dim):
+        return found
+    left_out = {f"rotation={word}" for word in (*_HADAMARD, "haar")}
+    return {
+        name: Scheme(_haar(one.keys), _haar(one.values))
+        for name, one in found.items()
+        if name not in left_out
+    }
+
+
+def _haar(side: Side) -> Side:
+    return replace(side, rotation="haar") if side.rotation in _HADAMARD else side
+
+
+def _grid() -> dict[str, Scheme]:
     found = dict(NAMED)
     for factor, words in factors().items():
         for word in words:

@@ -147,7 +147,7 @@ def prepared(side: Side, which: int, rows: Tensor, seeds: tuple[int, ...]) -> _P
         moment = (unit.mT @ unit / unit.shape[1]).to(torch.float64)
         values, vectors = torch.linalg.eigh(moment)
         return _Prepared(vectors.mT.flip(-2).float(), values.flip(-1).clamp_min(_TINY).float(), unit)
-    energy = unit.square().mean(dim=(1, 2))[:, None].expand(-1, dim)
+    energy = unit.square().mean(dim=(1, 2)).clamp_min(_TINY)[:, None].expand(-1, dim)
     turn = torch.stack([_turned(side, which, dim, seed) for seed in seeds])
     return _Prepared(turn, energy, unit)
 

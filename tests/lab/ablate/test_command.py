@@ -35,8 +35,8 @@ def small(monkeypatch):
     shape = Shape(dim=32, tokens=32, queries=2, rows=64)
     own = tuple(Cell(regime, shape, (2, 4)) for regime in ("unit_sphere", "fattail", "lowrank"))
     monkeypatch.setattr(command, "preset", lambda _: Preset(own, 6))
-    monkeypatch.setattr(command, "grid", lambda: SMALL)
-    monkeypatch.setattr(cells, "grid", lambda: SMALL)
+    monkeypatch.setattr(command, "grid", lambda *_: SMALL)
+    monkeypatch.setattr(cells, "grid", lambda *_: SMALL)
     monkeypatch.setattr(command, "_AT_ONCE", 2)
     monkeypatch.setattr(budgets, "ROWS", (64, 128))
     monkeypatch.setattr(command, "Shape", lambda *_: shape)
@@ -306,17 +306,25 @@ def test_all_cells_of_a_regime_are_asked_what_survives():
 ROPE = Rope(RopeKind.DEFAULT, 10_000.0, 16)
 
 
-def caches(count, *, queries=True, lengths=(40,), asked=(4,)):
+def caches(count, *, queries=True, lengths=(40,), asked=(4,), dim=16):
     """Random ones; lengths, and numbers of queries, of documents in turn."""
     draw = torch.Generator().manual_seed(0)
     made = []
     for number in range(count):
         length, many = lengths[number % len(lengths)], asked[number % len(asked)]
-        keys, values = (torch.randn((length, 3, 2, 16), generator=draw) for _ in "kv")
+        keys, values = (torch.randn((length, 3, 2, dim), generator=draw) for _ in "kv")
         made.append(
-            Document(keys, values, torch.randn((many, 3, 6, 16), generator=draw) if queries else None)
+            Document(keys, values, torch.randn((many, 3, 6, dim), generator=draw) if queries else None)
         )
-    return Dump("toy", ROPE, tuple(made))
+    return Dump("toy", ROPE if dim == 16 else None, tuple(made))
+
+
+def edited(number, keys=1, values=1):
+    """Caches of which one document is multiplied by something."""
+    dump = caches(12)
+    dump.documents[number].keys.mul_(keys)
+    dump.documents[number].values.mul_(values)
+    return dump
 
 
 @pytest.mark.usefixtures("small")
@@ -335,6 +343,59 @@ def test_caches_of_ones_own_are_tested_by_document(tmp_path, monkeypatch):
     told = "the last 24 tokens of each of 6 documents of 40, seen by 12 queries; calibrated on 66 rows of 6"
     assert found["measured"] == f"{told} others"
     assert f"Measured: {told} others." in (tmp_path / "r").read_text()
+
+
+def ablated(folder, dump):
+    """Return what the command finds of a dump."""
+    path, out = folder / "dump.safetensors", folder / "out.json"
+    write(path, dump)
+    result = CliRunner().invoke(app, ["ablate", "--dump", str(path), "--json", str(out)])
+    assert result.exit_code == 0, result.exception
+    return json.loads(out.read_text())
+
+
+def test_heads_of_no_power_of_two_are_turned_by_random_rotations(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_REAL", {"ci": (24, 64, (2, 4))})
+    found = ablated(tmp_path, caches(12, dim=24))
+    assert "random rotations in place of Hadamard transforms, which 24 dimensions" in found["measured"]
+    schemes = {row["scheme"] for row in found["cells"][0]["rows"]}
+    assert schemes >= set(NAMED)
+    assert {one for one in schemes if one.startswith("rotation=")} == {"rotation=none", "rotation=eigen"}
+    assert {one for one in grid() if one.startswith("rotation=")} > {"rotation=rht3", "rotation=haar"}
+
+
+@pytest.mark.parametrize("stream", ["keys", "values"])
+def test_heads_that_are_all_zero_are_left_out_and_said_to_be(tmp_path, monkeypatch, stream):
+    monkeypatch.setattr(command, "_REAL", {"ci": (24, 64, (2, 4))})
+    monkeypatch.setattr(cells, "grid", lambda *_: SMALL)
+    dump = caches(12)
+    getattr(dump.documents[7], stream)[:, 1, 0] = 0
+    assert "1 of 6 heads left out, of keys or values that are all zero" in ablated(tmp_path, dump)["measured"]
+    assert real.Site(1, 0) not in real.sites(dump, 6)
+    assert len(real.sites(dump, 6)) == 5
+
+
+def test_keys_that_are_all_alike_have_no_divergence_by_any_scheme(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_REAL", {"ci": (24, 64, (2, 4))})
+    dump = replace(caches(12), rope=None)
+    for document in dump.documents:
+        document.keys[:] = document.keys[:1]
+    found = [one["found"] for one in ablated(tmp_path, dump)["contrasts"] if one["figure"] == "kl"]
+    assert {(one["delta"], one["lo"], one["hi"], one["p"]) for one in found} == {(0, 0, 0, 1)}
+
+
+def test_a_document_whose_untouched_output_is_zero_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_REAL", {"ci": (24, 64, (2, 4))})
+    monkeypatch.setattr(cells, "grid", lambda *_: SMALL)
+    dump = replace(caches(12), rope=None)
+    odd = dump.documents[3]
+    odd.queries[:] = 1000
+    odd.keys[:] = 1
+    odd.keys[-1], odd.values[:-1] = -1, 0  # all values are with a key that no query looks at
+    write(tmp_path / "d", dump)
+    result = CliRunner().invoke(app, ["ablate", "--dump", str(tmp_path / "d")])
+    assert isinstance(result.exception, ConfigError)
+    assert "3.k: nothing can be told of this document" in str(result.exception)
 
 
 UNEQUAL = caches(13, lengths=(40, 57, 31, 22, 90, 64, 25), asked=(4, 3, 5))
@@ -430,6 +491,10 @@ def test_keys_are_coded_without_rope_and_looked_at_with_it():
         (caches(11), "11 documents"),
         (caches(12, queries=False), "0.q: is missing: it takes queries"),
         (caches(12, lengths=(40, 40, 40, 19)), "3.k: has 19 tokens, fewer than 20"),
+        (edited(5, values=0), "5.v: is zero behind the first 4 tokens"),
+        (edited(3, keys=0), "3.k: is zero behind"),
+        (edited(2, values=1e30), "2.v: has a vector of length .*float16"),
+        (caches(12, dim=1), "0.k: has heads of 1 dimensions; it takes 16"),
     ],
 )
 def test_too_little_is_said(dump, words, tmp_path):
