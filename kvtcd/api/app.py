@@ -21,6 +21,7 @@ from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.listeners import Listener
 from kvtcd.api.operations import Operations
 from kvtcd.api.problems import SERVER, problems
+from kvtcd.api.refusals import Refusals
 from kvtcd.api.regions import Regions
 from kvtcd.api.side import SideSocket
 from kvtcd.api.state import (
@@ -30,6 +31,7 @@ from kvtcd.api.state import (
     LIMITS,
     OPERATIONS,
     PEER,
+    REFUSALS,
     REGIONS,
     RELOAD,
     SERVICE,
@@ -118,6 +120,7 @@ def create_app(
     app[RELOAD] = reload
     app[IN_FLIGHT] = InFlight(limits.in_flight, limits.tenant_in_flight)
     app[TRAFFIC] = Traffic(limits.connections)
+    app[REFUSALS] = Refusals(lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
     app[OPERATIONS] = Operations(limits.operations)
     app[REGIONS] = Regions(limits, service.metrics, devices)
     service.watch(*app[REGIONS].lanes)
@@ -200,7 +203,7 @@ class Site(web.SockSite):
         runner = self._runner
         assert isinstance(runner, Runner), "see `start`"
         assert runner.server is not None, "it was set up"
-        newcomer = Connection(runner.server, self._forget, **runner.settings)
+        newcomer = Connection(runner.server, self._forget, runner.app[REFUSALS], **runner.settings)
         self._newest[newcomer] = None
         if len(self._newest) > SILENT:
             oldest = next(iter(self._newest))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from kvtcd.api.problems import unparsed
+from kvtcd.api.refusals import Refusals
 
 HEAD_BYTES = 32 << 10
 """Of heads that one connection may have waiting: the one that comes in, and those that are complete. By the
@@ -24,14 +27,18 @@ class Connection(web.RequestHandler):
     Args:
         server: whose it is.
         ended: called with the connection once it has ended.
+        refusals: told of what is no HTTP.
         settings: of aiohttp's `RequestHandler`.
     """
 
-    __slots__ = ("_body", "_ended", "_unfinished")
+    __slots__ = ("_body", "_ended", "_refusals", "_unfinished")
 
-    def __init__(self, server: web.Server, ended: Callable[[Connection], object], **settings: Any) -> None:  # noqa: ANN401 - aiohttp's
+    def __init__(
+        self, server: web.Server, ended: Callable[[Connection], object], refusals: Refusals,
+        **settings: Any,  # noqa: ANN401 - aiohttp's
+    ) -> None:  # fmt: skip
         super().__init__(server, loop=asyncio.get_running_loop(), **settings)
-        self._ended = ended
+        self._ended, self._refusals = ended, refusals
         self._body: StreamReader = EMPTY_PAYLOAD
         self._unfinished = 0
 
@@ -61,7 +68,13 @@ class Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Log an error, and return its problem; the connection ends with it."""
-        super().handle_error(request, status, exc, message)
+        if isinstance(exc, HttpProcessingError) and not request.writer.output_size:
+            peer = self.transport.get_extra_info("peername") if self.transport else None
+            # What follows a colon or a quotation mark there are bytes of the request.
+            why = re.split("[:'\"]", message or "")[0].strip()
+            self._refusals.say(peer, status, f"it cannot be read ({type(exc).__name__}: {why})")
+        else:
+            super().handle_error(request, status, exc, message)
         answer = unparsed(status, message or "")
         answer.force_close()
         return answer

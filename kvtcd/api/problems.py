@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from kvtcd.api.auth import Handler
-from kvtcd.api.listeners import shown
-from kvtcd.api.state import TENANT, TRAFFIC
+from kvtcd.api.state import REFUSALS, TENANT, TRAFFIC
 from kvtcd.core.errors import Busy, KvtcdError
 from kvtcd.core.problem import MEDIA_TYPE, http_problem, kind_of, problem
 
@@ -47,16 +46,11 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def _say(request: web.Request, error: web.HTTPException) -> None:
-    """Log who was turned away and why: our own words alone, and nothing that he sent."""
+    """Log who was turned away, and why."""
     if error.status not in _TURNED_AWAY:
         return
     peer = request.transport.get_extra_info("peername") if request.transport else None
-    fields = {
-        "peer": shown(peer) if peer else "the Unix socket", "tenant": request.get(TENANT),
-        "status": error.status, "reason": error.text,
-    }  # fmt: skip
-    who = f"{fields['peer']} (tenant {fields['tenant']})" if fields["tenant"] else fields["peer"]
-    _log.info("refused %s, %d: %s", who, error.status, error.text, extra=fields)
+    request.app[REFUSALS].say(peer, error.status, error.text or "", request.get(TENANT))
 
 
 def unparsed(status: int, message: str) -> web.Response:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from kvtcd.api.limits import InFlight, Limits, Traffic
 from kvtcd.api.operations import Operations
+from kvtcd.api.refusals import Refusals
 from kvtcd.api.regions import Regions
 from kvtcd.api.tls import Tls
 from kvtcd.core.access import Caller, Scope
@@ -18,6 +19,7 @@ SERVICE = web.AppKey("service", Service)
 LIMITS = web.AppKey("limits", Limits)
 IN_FLIGHT = web.AppKey("in_flight", InFlight)
 TRAFFIC = web.AppKey("traffic", Traffic)
+REFUSALS = web.AppKey("refusals", Refusals)
 OPERATIONS = web.AppKey("operations", Operations)
 REGIONS = web.AppKey("regions", Regions)
 AUTHENTICATE: web.AppKey[Callable[[web.Request], Caller]] = web.AppKey("authenticate")

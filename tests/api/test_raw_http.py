@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
 from dataclasses import replace
@@ -64,6 +65,7 @@ REFUSED_BY_THE_PARSER = {
 
 @pytest.mark.parametrize("data", REFUSED_BY_THE_PARSER.values(), ids=REFUSED_BY_THE_PARSER)
 async def test_what_is_no_http_is_refused_and_the_connection_closed(data, caplog):
+    caplog.set_level(logging.INFO)
     async with running() as daemon:
         await daemon.register()
         answer = await daemon.raw(data)
@@ -81,6 +83,10 @@ async def test_what_is_no_http_is_refused_and_the_connection_closed(data, caplog
         assert daemon.toy.service.namespaces("uid:1"), "nothing was smuggled"
         assert daemon.blocks() == 0
         assert not any(record.exc_info for record in caplog.records if record.name == "kvtcd.api.http")
+        said = [line for line in caplog.messages if line.startswith("refused ")]
+        assert len(said) == (b"cannot be read" in answer)
+        assert all(line.startswith("refused the Unix socket, 400: it cannot be read (") for line in said)
+        assert "aaa" not in "".join(said), "nothing that was sent is logged"
 
 
 @pytest.mark.parametrize(
