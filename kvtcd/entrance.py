@@ -13,6 +13,7 @@ from kvtcd.api.publisher import Endpoints, Publication, Publisher
 from kvtcd.api.tls import Certificate, Tls
 from kvtcd.config import Config, load_tokens
 from kvtcd.core.access import Token
+from kvtcd.core.errors import AlreadyRunning
 from kvtcd.engine.service import Service
 from kvtcd.systemd import credential, inherited
 
@@ -34,6 +35,17 @@ def handed_over(config: Config) -> Handed:
     if listeners.DATA not in dict(found) and (why := listeners.obstacle(config.daemon.socket)):
         raise config.fault("daemon.socket", why)
     return found
+
+
+def require_free(config: Config, handed: Handed) -> None:
+    """Refuse, before anything is made, to begin where somebody listens on what would be bound.
+
+    Raises:
+        AlreadyRunning: as `bound`, which may still find it taken.
+        ConfigError: something else than a socket is there.
+    """
+    if listeners.DATA not in dict(handed) and listeners.examine_both(config.daemon.socket):
+        raise AlreadyRunning(config.daemon.socket, "socket (daemon.socket)")
 
 
 def bound(config: Config, handed: Handed) -> list[Listener]:

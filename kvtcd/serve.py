@@ -22,7 +22,7 @@ from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.cuda.imports import Imports
 from kvtcd.engine.pulse import PATIENCE, Pulse
 from kvtcd.engine.service import Service
-from kvtcd.entrance import Entrance, bound, handed_over, publisher
+from kvtcd.entrance import Entrance, bound, handed_over, publisher, require_free
 from kvtcd.systemd import Supervisor, credential
 from kvtcd.tiers.state import MASTER_KEY
 
@@ -62,6 +62,7 @@ async def serve(config: Config, record: Path | None = None, path: Path | None = 
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     with closing(Supervisor(os.environ)) as supervisor:
         handed = await asyncio.to_thread(handed_over, config)  # or refuse, before anything is made
+        await asyncio.to_thread(require_free, config, handed)
         master = await asyncio.to_thread(credential, os.environ, MASTER_KEY)
         entry = await asyncio.to_thread(credential, os.environ, REMOTE)
         entrance = await asyncio.to_thread(Entrance, config, handed)

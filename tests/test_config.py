@@ -326,7 +326,7 @@ def test_tokens_are_read_from_a_file_or_from_what_was_handed_over(tmp_path: Path
         (entry("a", "../etc"), "token.0.tenant"),
         (entry("a", scopes="[]"), "token.0.scopes"),
         (entry("a", scopes='["all"]'), "token.0.scopes.0"),
-        (entry("a") + entry("a", "other"), "token"),
+        (entry("b") + entry("a") + entry("a", "other"), "token.2"),
         (f"token = '{'a' * 64}'\n", "token"),
         (f"[[token]]\nsha256 = 'x{'a' * 64}'\ntenant = 'a'\n", "token.0.sha256"),
         (f"[[token]]\nsha256 = '{'b' * 64}'\ntenant = 'a'\nsecret = '{'a' * 64}'\n", "token.0.secret"),

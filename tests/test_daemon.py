@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -202,6 +203,21 @@ def test_a_second_daemon_on_the_same_state_leaves_with_75(tmp_path: Path) -> Non
     assert second.returncode == 75
     assert "another kvtcd holds" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_daemon_whose_socket_is_taken_leaves_with_75_and_makes_no_state(tmp_path: Path) -> None:
+    path, taken = tmp_path / "config.toml", tmp_path / "socket"
+    path.write_text(f"[daemon]\nsocket = '{taken}'\nstate = '{tmp_path / 'new'}'\n")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(taken))
+        listener.listen()
+        result = subprocess.run(
+            [sys.executable, "-m", "kvtcd", "serve", "--config", str(path)],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+    assert result.returncode == 75, result.stderr
+    assert str(taken) in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_wrong_configuration_leaves_with_2_and_one_line(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def load_tokens(path: Path, given: bytes | None = None) -> tuple[Token, ...]:
         Token(bytes.fromhex(token.sha256), Caller(token.tenant, frozenset(token.scopes)))
         for token in table.token
     )
-    if len({token.digest for token in tokens}) < len(tokens):
-        raise ConfigError(source, "token", "one token is there twice; who would it be?")
+    first: dict[bytes, int] = {}
+    for number, token in enumerate(tokens):
+        if (before := first.setdefault(token.digest, number)) != number:
+            why = (
+                f"is token.{before} once more (tenants {tokens[before].caller.tenant}, {token.caller.tenant})"
+            )
+            raise ConfigError(source, f"token.{number}", f"{why}; remove one of them: who would it be?")
     return tokens

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtcd.core.errors import KvtcdError, StoreFailed
+from kvtcd.core.errors import KvtcdError, StoreFailed, StoreFull
 from kvtcd.core.keys import RecordKey
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.ports import Environment
@@ -122,7 +122,11 @@ class Writer:
             await self._lane.run(self._write, puts, drops, watches)
         except Exception as fault:  # noqa: BLE001 - whatever it is, those who wait are told, and others can write
             error = _told(fault)
-            _log.warning("%s: commit of %d records and %d drops: %s", self.name, len(puts), len(drops), error)
+            full = "; the disk tier holds less until there is room" if isinstance(error, StoreFull) else ""
+            _log.warning(
+                "%s: %s: %d records were not written and stay where they were; %d removals are tried again%s",
+                self.name, error, len(puts), len(drops), full,
+            )  # fmt: skip
             _settle([write for write in group if write.put is not None], error)
             await self._drop_alone([write for write in group if write.drop is not None])
         else:

@@ -72,13 +72,17 @@ async def test_a_record_larger_than_a_transaction_goes_alone() -> None:
     assert [puts for puts, _ in environment.transactions] == [[0], [1], [2, 3]]
 
 
-async def test_a_full_disk_fails_the_puts_and_still_drops() -> None:
-    environment = FakeEnvironment(lambda puts, _: StoreFull("write", "ENOSPC") if puts else None)
+async def test_a_full_disk_fails_the_puts_and_still_drops(caplog) -> None:
+    full = StoreFull("write", "ENOSPC", "/state/tenants/ab")
+    environment = FakeEnvironment(lambda puts, _: full if puts else None)
     writer = Writer(environment, Lane("disk"))
     put, drop = await asyncio.gather(writer.put(1, 1), writer.drop(key(1)), return_exceptions=True)
     await writer.close()
 
     assert isinstance(put, StoreFull)
+    (said,) = caplog.messages
+    assert said.startswith("disk: disk write failed: ENOSPC: /state/tenants/ab: 1 records were not written ")
+    assert said.endswith("1 removals are tried again; the disk tier holds less until there is room")
     assert drop is None
     assert environment.transactions == [([], [key(1)])]
 

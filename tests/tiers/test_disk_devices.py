@@ -28,6 +28,7 @@ def fill(path, file_limit):
     with Zygote() as zygote:
         result = zygote.call("fill_device", path=str(path), file_limit=file_limit).checked()
     assert "no space left" in result["refused"]
+    assert str(path) in result["refused"], "which disk"
     assert len(result["readable"]) > 5
     assert result["readable"] == list(range(len(result["readable"])))
     assert not result["lost"], "a full device must not look like a crash or damage"

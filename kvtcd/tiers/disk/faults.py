@@ -45,13 +45,13 @@ def translated(op: str, path: Path, *, need: int = 0) -> Iterator[None]:
     try:
         yield
     except lmdb.MapFullError as error:
-        raise StoreFull(op, "the map is full (MDB_MAP_FULL)") from error
+        raise StoreFull(op, "the map is full (MDB_MAP_FULL)", str(path)) from error
     except _DAMAGE as error:
         raise Damaged(op, _name(error), str(error)) from error
     except lmdb.Error as error:
         io_error = error.code == errno.EIO
         if error.code in _NO_ROOM or (io_error and _room(path) < need + _SLACK):
-            raise StoreFull(op, "no space left on the device") from error
+            raise StoreFull(op, "no space left on the device", str(path)) from error
         if io_error or isinstance(error, lmdb.PanicError):
             raise Broken(op, _name(error), str(error)) from error
         raise StoreFailed(op, _name(error), str(error)) from error
