@@ -15,13 +15,13 @@ from kvtcd.lab.codec_spec import Spec
 
 
 def output_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
-    """Return an option for a file to write, which is refused at once if it cannot be."""
-    return typer.Option(*names, help=help, parser=_output, metavar="FILE")
+    """Return an option for a file to write, which is refused at once if it cannot be, or is one to read."""
+    return typer.Option(*names, help=help, parser=_output, metavar="FILE", callback=_written)
 
 
 def input_option(*names: str, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
     """Return an option for a file to read, which is refused at once if it is not there."""
-    return typer.Option(*names, help=help, exists=True, dir_okay=False, readable=True)
+    return typer.Option(*names, help=help, exists=True, dir_okay=False, readable=True, callback=_read)
 
 
 def device_option(*, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
@@ -63,6 +63,41 @@ def _picture(said: str) -> Path:
     return path
 
 
+_FILES = "kvtcd.files"
+"""Of the context: what was named so far, as (written or read, path, option)."""
+
+
+def _written(context: typer.Context, parameter: typer.CallbackParam, said: Any) -> Any:  # noqa: ANN401 - as in typer
+    return _apart(context, parameter, said, written=True)
+
+
+def _read(context: typer.Context, parameter: typer.CallbackParam, said: Any) -> Any:  # noqa: ANN401 - as in typer
+    return _apart(context, parameter, said, written=False)
+
+
+def _apart(
+    context: typer.Context,
+    parameter: typer.CallbackParam,
+    said: Any,  # noqa: ANN401 - a path, several, or none
+    *,
+    written: bool,
+) -> Any:  # noqa: ANN401 - the same
+    """Refuse to write a file that the same command reads, whichever is named first."""
+    named: list[tuple[bool, Path, str]] = context.meta.setdefault(_FILES, [])
+    for path in [said] if isinstance(said, Path) else said or []:
+        for other_is_written, other, option in named:
+            if (
+                written is not other_is_written
+                and path.is_file()
+                and other.is_file()
+                and path.samefile(other)
+            ):
+                reads, writes = (option, parameter.opts[0]) if written else (parameter.opts[0], option)
+                raise ConfigError(path, "", f"would be written over by {writes}, and is read as {reads}")
+        named.append((written, path, parameter.opts[0]))
+    return said
+
+
 def _codec(said: str) -> str:
     Spec.parse(said)
     return said
@@ -75,7 +110,11 @@ JsonOption = Annotated[Path | None, output_option("--json", help="Write the figu
 PlotOption = Annotated[
     Path | None,
     typer.Option(
-        "--plot", help="Draw the figures into this PNG, SVG or PDF.", parser=_picture, metavar="FILE"
+        "--plot",
+        help="Draw the figures into this PNG, SVG or PDF.",
+        parser=_picture,
+        metavar="FILE",
+        callback=_written,
     ),
 ]
 
@@ -87,7 +126,9 @@ ModelOption = Annotated[str, typer.Option("--model", help=f"{MODEL}.")]
 ProfileOption = Annotated[
     Path | None, input_option("--profile", help="A profile; default: calibrated once and cached.")
 ]
-ProfileArgument = Annotated[Path, typer.Argument(help="A profile.", exists=True, dir_okay=False)]
+ProfileArgument = Annotated[
+    Path, typer.Argument(help="A profile.", exists=True, dir_okay=False, callback=_read)
+]
 CodecOption = Annotated[
     str,
     typer.Option(

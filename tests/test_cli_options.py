@@ -125,6 +125,54 @@ def test_an_option_that_has_no_effect_is_refused(words, told, monkeypatch):
     assert told in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ablate --dump {own} --json {own}",
+        "ablate --report {own} --dump {own}",
+        "ablate --dump {link} --json {own}",
+        "validate {own} --dump {other} --json {own}",
+        "validate {other} --model m --text {own} --json {link}",
+        "profile show {own} --json {own}",
+        "eval rd --json {own} --model m --codec fp8 --text {other} --text {own}",
+        "eval dump --model m --text {own} --out {own}",
+        "lab scale --trace {own} --json {own}",
+        "plan --json {own} --policy {own}",
+        "policy simulate --trace {own} --policy {other} --budget 3blocks --json {own}",
+        "calibrate --model m --text {own} --json {link}",
+        "demo --document {own} --json {own}",
+        "bench ttft --text {own} --json {own}",
+        "eval tasks --model m --codec fp8 --file {own} --json {own}",
+        "profile show {own} --plot {own}",
+    ],
+)
+def test_what_is_read_is_not_written_over(tmp_path, words):
+    own, other, link = (tmp_path / name for name in ("own.png", "other", "link"))
+    own.write_text("caches of a night")
+    other.write_text("")
+    link.symlink_to(own)
+    result = CliRunner().invoke(cli.app, words.format(own=own, other=other, link=link).split())
+    assert isinstance(result.exception, ConfigError), (result.output, result.exception)
+    assert "would be written over by" in str(result.exception)
+    assert own.read_text() == "caches of a night"
+
+
+def test_files_and_pipes_of_other_names_are_read_and_written(tmp_path):
+    (tmp_path / "empty").write_text("")
+    for json in (tmp_path / "new.json", "/dev/null"):
+        result = CliRunner().invoke(cli.app, f"ablate --dump {tmp_path / 'empty'} --json {json}".split())
+        assert "is no dump of caches" in str(result.exception)
+
+
+def test_every_file_of_a_command_is_looked_at_when_others_are_written_or_read():
+    paths = {
+        f"{command} {name}"
+        for command, name, info in options()
+        if getattr(info, "exists", False) and info.file_okay is not False and info.callback is None
+    }
+    assert paths == set()
+
+
 def test_one_option_has_one_minimum():
     for name, least in (("context", 256), ("windows", 1), ("continuation", 2), ("threads", 1)):
         found = {info.min for _, called, info in options() if called == name}
