@@ -1,4 +1,4 @@
-"""What every test gets: Hypothesis profiles, one seed, a watch on blocking calls and on leaked threads."""
+"""What every test gets: Hypothesis profiles, seed, umask, a watch on blocking calls and on leaked threads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,14 @@ def _no_blocking_calls_on_the_loop(request: pytest.FixtureRequest) -> Iterator[N
         return
     with blockbuster_ctx("kvtcd"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _what_a_daemon_sets_for_its_process_ends_with_its_test() -> Iterator[None]:
+    mask, threads = os.umask(0o022), torch.get_num_threads()
+    yield
+    os.umask(mask)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

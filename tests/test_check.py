@@ -37,12 +37,9 @@ TOKEN = f'[[token]]\nsha256 = "{"a" * 64}"\ntenant = "t"\n'
 
 @pytest.fixture(autouse=True)
 def _process(monkeypatch):
-    """What a daemon sets for its whole process, and what a service manager might have said."""
-    mask, threads = os.umask(0o077), torch.get_num_threads()
+    """What a daemon sets for its whole process, and no service manager."""
+    os.umask(0o077)
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    yield
-    os.umask(mask)
-    torch.set_num_threads(threads)
 
 
 class Site:
