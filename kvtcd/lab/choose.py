@@ -27,7 +27,6 @@ from kvtcd.core.dials import DIALS
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Identity
 from kvtcd.lab import evaluate, held_out, texts
-from kvtcd.lab.calibration import digest_of
 from kvtcd.lab.codec_source import ProfileSource, open_codecs
 from kvtcd.lab.codec_spec import Spec
 from kvtcd.lab.evaluate import Block, Document
@@ -76,7 +75,8 @@ def command(
     sources = texts.read(files)
     _require_enough(per_file * len(sources))
     profile = load(file)
-    held_out.check(sources, profile.origin.texts)
+    known = [held_out.source(text) for text in sources]
+    held_out.check(known, profile.origin.texts)
     with opened(model, threads) as (loaded, identity, phases, console):
         source = ProfileSource(file, identity)
         windows = cut(loaded, sources, context, continuation, per_file)
@@ -109,7 +109,7 @@ def command(
         write_json(
             json, "profile choose",
             {"model": loaded.folder.name, "profile": profile.digest.hex(), "written": written.stem,
-             "texts": [{"name": own.name, "sha256": digest_of(own)} for own in sources],
+             "texts": [{"name": own.name, "sha256": own.sha256} for own in known],
              "choices": [asdict(choice) for choice in made]},
         )  # fmt: skip
     return written

@@ -11,7 +11,9 @@ T and Q may differ from document to document, all else may not. Metadata have on
 ``weights``             digest of the weight files (`client.weights.weights_digest`), which `validate`
                         compares with the profile's; null or absent where it is not known
 ``adapter``             digest of the LoRA files; ``none``, or absent, without
-``texts``               what the documents were cut from, ``{"name", "sha256"}`` each; may be absent
+``texts``               what the documents were cut from, ``{"name", "sha256", "runs"}`` each; may be
+                        absent. ``runs`` are digests of some runs of its words (`lab.runs`), by which
+                        `validate` notices parts of calibration texts; absent in dumps of older versions
 ======================= ==============================================================================
 """
 
@@ -42,6 +44,13 @@ _FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _AXES = ("layers", "heads", "head dimension")
 
 
+@dataclass(frozen=True, slots=True)
+class Source(Text):
+    """What documents were cut from; of `runs` there are none where they are not known."""
+
+    runs: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Document:
     """The cache of one document; shapes as in the module. Without queries `queries` is None."""
@@ -60,7 +69,7 @@ class Dump:
     documents: tuple[Document, ...]
     weights: str | None = None
     adapter: str = "none"
-    texts: tuple[Text, ...] = ()
+    texts: tuple[Source, ...] = ()
 
     def unrotated(self, document: Document) -> Tensor:
         """Return the keys of a document with RoPE undone, float32 ``[T, L, H, D]``."""
@@ -84,7 +93,7 @@ def write(path: Path, dump: Dump) -> None:
         "adapter": dump.adapter,
         "model": dump.model,
         "rope": dump.rope.to_json() if dump.rope else None,
-        "texts": [{"name": text.name, "sha256": text.sha256} for text in dump.texts],
+        "texts": [{"name": text.name, "sha256": text.sha256, "runs": list(text.runs)} for text in dump.texts],
         "weights": dump.weights,
     }
     try:
@@ -130,8 +139,15 @@ def _known(about: Mapping[str, object]) -> Dump:
         documents=(),
         weights=fields.optional_text("weights"),
         adapter=fields.optional_text("adapter") or "none",
-        texts=tuple(Text(text.text("name"), text.text("sha256")) for text in texts),
+        texts=tuple(Source(text.text("name"), text.text("sha256"), _runs(text)) for text in texts),
     )
+
+
+def _runs(text: Fields) -> tuple[str, ...]:
+    found = text.value("runs") if "runs" in text else []
+    if not isinstance(found, list) or not all(isinstance(run, str) for run in found):
+        raise BadRequest("texts", "runs are not a list of strings")
+    return tuple(found)
 
 
 def _documents(tensors: Mapping[str, Tensor]) -> Iterable[Document]:

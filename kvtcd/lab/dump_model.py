@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import DynamicCache, PreTrainedModel
 
-from kvtcd.codec.origin import Text
-from kvtcd.lab import models, texts
+from kvtcd.lab import held_out, models, texts
 from kvtcd.lab.attention import attending
-from kvtcd.lab.calibration import digest_of
 from kvtcd.lab.capture import prefill
 from kvtcd.lab.dump import Document, Dump, write
 from kvtcd.lab.models import LoadedModel
@@ -64,7 +62,7 @@ def gather(
         documents=tuple(caches),
         weights=identity.weights,
         adapter=identity.adapter,
-        texts=tuple(Text(source.name, digest_of(source)) for source in sources),
+        texts=tuple(held_out.source(text) for text in sources),
     )
 
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvtcd.codec.origin import Text
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.identity import Rope, RopeKind
-from kvtcd.lab.dump import Document, Dump, load, write
+from kvtcd.lab.dump import Document, Dump, Source, load, write
 
 ROPE = Rope(RopeKind.DEFAULT, 10_000.0, 8)
 SHAPES = ((9, 3, 2, 8), (14, 3, 2, 8), (5, 3, 2, 8))
@@ -22,7 +21,7 @@ def made() -> Dump:
         Document(*(torch.randn(shape, generator=draw).bfloat16() for _ in "kv"), torch.ones((2 + n, 3, 6, 8)))
         for n, shape in enumerate(SHAPES)
     )
-    return Dump("toy", ROPE, documents, "0a" * 32, "none", (Text("a.txt", "1b" * 32),))
+    return Dump("toy", ROPE, documents, "0a" * 32, "none", (Source("a.txt", "1b" * 32, ("2c" * 8,)),))
 
 
 def changed(path, change) -> None:
@@ -55,6 +54,8 @@ def test_a_dump_need_not_say_what_was_not_asked_once(tmp_path):
     changed(tmp_path / "d", lambda _, about: [about.pop(name) for name in ("weights", "adapter", "texts")])
     again = load(tmp_path / "d")
     assert (again.weights, again.adapter, again.texts) == (None, "none", ())
+    changed(tmp_path / "d", lambda _, about: [text.pop("runs") for text in about["texts"]])
+    assert [text.runs for text in load(tmp_path / "d").texts] == [()]
 
 
 def dropped(*names):
@@ -104,6 +105,7 @@ def poisoned(value):
         (lambda _, about: about.update(rope="yes"), "Rope: is not"),
         (lambda _, about: about.update(weights=3), "weights: is not a string"),
         (lambda _, about: about.update(texts=[3]), "texts: is not a JSON object"),
+        (lambda _, about: about["texts"][0].update(runs=[3]), "texts.*runs are not a list of strings"),
         (lambda _, about: about["rope"].update(rotary_dim=16), "has 8 dimensions of a head, RoPE rotates 16"),
     ],
 )  # fmt: skip

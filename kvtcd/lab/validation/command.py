@@ -18,6 +18,7 @@ from kvtcd.lab import dump_model, models, texts
 from kvtcd.lab.dump import Dump
 from kvtcd.lab.figures import write_json
 from kvtcd.lab.held_out import check as check_texts
+from kvtcd.lab.held_out import source
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.validation.check import Check, Seen
 from kvtcd.lab.validation.checks import of_profile, of_rows
@@ -73,7 +74,7 @@ def command(
         if dump:
             held = dumps.load(dump)
         elif model:
-            check_texts(texts.read(files), profile.origin.texts)
+            check_texts([source(text) for text in texts.read(files)], profile.origin.texts)
             loaded = models.load(models.resolve(model, progress))
             profile.check(models.identity(loaded))
             held = dump_model.gather(loaded, files, context, 1, per_file, phases=Phases(progress))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kvtcd.codec.profile import Profile
 from kvtcd.core.errors import ConfigError, ProfileMismatch
+from kvtcd.lab import held_out as texts
 from kvtcd.lab.dump import Dump
-from kvtcd.lab.held_out import check_digests
 
 ROWS = 2048
 DOCUMENTS = 2
@@ -61,7 +61,7 @@ def check(profile: Profile, held: Dump) -> None:
         raise ProfileMismatch("streams", [shape, shape], wanted)
     if held.rope != origin.rope:
         raise ProfileMismatch("rope", held.rope, origin.rope)
-    check_digests(held.texts, origin.texts)
+    texts.check(held.texts, origin.texts)
 
 
 def held_out(held: Dump) -> dict[str, Tensor]:

@@ -9,13 +9,16 @@ from support.calibration import TEXTS, run, text, tiny_model
 from typer.testing import CliRunner
 
 from kvtcd.cli import app
+from kvtcd.codec.origin import Text
+from kvtcd.codec.profile import build, store
 from kvtcd.codec.profile import load as load_profile
-from kvtcd.codec.profile import store
 from kvtcd.core.errors import ConfigError, ProfileMismatch
 from kvtcd.lab import models
+from kvtcd.lab.calibration import digest_of
 from kvtcd.lab.dump import Document, Dump, write
 from kvtcd.lab.dump_model import gather, read
 from kvtcd.lab.phases import Phases
+from kvtcd.lab.texts import recipe
 from kvtcd.lab.validation.check import Check
 from kvtcd.lab.validation.rows import ROWS, check, held_out, missing
 from kvtcd.lab.validation.verdict import judge
@@ -170,6 +173,23 @@ def test_a_text_that_the_profile_was_made_from_is_not_held_out(made, tmp_path, m
     result = validate(path, *options)
     assert isinstance(result.exception, ConfigError)
     assert "renamed.txt: is a text that the profile was made from" in str(result.exception)
+
+
+def test_a_part_of_a_calibration_text_is_noticed_in_a_dump_unless_that_is_of_an_older_version(made, tmp_path):
+    loaded, path, _ = made
+    code = recipe()[-1]
+    profile = load_profile(path)
+    origin = replace(profile.origin, texts=(Text(code.name, digest_of(code)),))
+    path = store(build(origin, profile.streams, profile.weighted)[1], tmp_path)
+    (tmp_path / "cut.txt").write_text(code.text[20_000:40_000])
+    dump = gather(loaded, [tmp_path / "cut.txt"], 256, 1, 10, phases=Phases())
+    write(tmp_path / "d", dump)
+    result = validate(path, "--dump", tmp_path / "d")
+    assert isinstance(result.exception, ConfigError)
+    assert "cut.txt: has 100% of its runs of 8 words in code.txt" in str(result.exception)
+    assert len(dump.texts[0].runs) <= 512
+    write(tmp_path / "d", replace(dump, texts=(replace(dump.texts[0], runs=()),)))
+    assert validate(path, "--dump", tmp_path / "d").exit_code in {0, 1}
 
 
 @pytest.mark.parametrize(
