@@ -49,8 +49,8 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
         progress = stack.enter_context(terminal.progress(console, transient=True))
         master, lacking = (given, "") if given else kept_key(state)
         begun, stores, unread = StateFiles(state).rekeying(), list[Store](), dict[str, str]()
-        whole = begun is not None and master is not None and begun.whole_under(key_id(master).hex())
-        aside = begun.others(key_id(master).hex()) if begun and master and whole else frozenset()
+        named = key_id(master).hex() if master else ""
+        aside = begun.others(named) if begun and begun.whole_under(named) else frozenset()
         for each in environments:
             if each.name in aside:
                 continue
@@ -63,7 +63,7 @@ def command(path: Path, *, shown: int, verify: bool, key: Path | None, json: Pat
     for name, why in unread.items():
         console.print(f"tenant {name} cannot be read: {why}", markup=False, soft_wrap=True)
     if begun:
-        which = f". The key at hand is {begun.which(key_id(master).hex())}" if master else ""
+        which = f". The key at hand is {begun.which(named)}" if master else ""
         console.print(
             f"{begun.said}{which}. Run `kvtcd rekey` again to have it ended", markup=False, soft_wrap=True
         )
