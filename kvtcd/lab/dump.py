@@ -42,6 +42,8 @@ _NAME = re.compile(r"(0|[1-9][0-9]*)\.([kvq])")
 _NAMED = "tensors are named 0.k, 0.v, 0.q, 1.k and so on"
 _FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _AXES = ("layers", "heads", "head dimension")
+SINKS = 4
+"""First tokens of a document, which nothing is measured on: stored as they are, and unlike all others."""
 
 
 @dataclass(frozen=True, slots=True)

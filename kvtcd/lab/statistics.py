@@ -27,7 +27,7 @@ _BATCH = 1_000
 _SEED = 0
 _CLOSE = 1e-12
 """Of the largest deviation of a resample, what is rounding: of few documents many resamples are the same."""
-_NOTHING = 1e-9
+NOTHING = 1e-9
 """Nats: below that, divergences are all the same."""
 
 
@@ -42,7 +42,7 @@ class Interval:
 
 def logs(divergences: Sequence[float]) -> Floats:
     """Return logarithms of divergences in nats, of none too."""
-    found: Floats = np.log(np.maximum(np.asarray(divergences, np.float64), _NOTHING))
+    found: Floats = np.log(np.maximum(np.asarray(divergences, np.float64), NOTHING))
     return found
 
 

@@ -15,12 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.lab.ablate.contrasts import FIGURES, Table
-from kvtcd.lab.ablate.paired import holm
+from kvtcd.lab.ablate.paired import NOTHING, holm
 from kvtcd.lab.simultaneous import ALPHA
 from kvtcd.lab.statistics import Floats
-
-_NOTHING = 1e-12
-"""Standard error below which differences are all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +55,5 @@ def _p_above(differences: Floats) -> Floats:
     if trials < 2:
         return np.ones(differences.shape[:-1])
     means, error = differences.mean(axis=-1), differences.std(axis=-1, ddof=1) / trials**0.5
-    found: Floats = t.sf(means / np.maximum(error, _NOTHING), trials - 1)
+    found: Floats = t.sf(means / np.maximum(error, NOTHING), trials - 1)
     return found

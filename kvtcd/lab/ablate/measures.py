@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from kvtcd.lab.ablate.regimes import Problem
+from kvtcd.lab.statistics import NOTHING
 
 _TINY = 1e-30
-_NOTHING = 1e-9
-"""Nats: below that, divergences are all the same, as those of keys that are all alike."""
 MEASURES = (
     "kl", "output", "cosine", "top1", "key_mse", "value_mse", "key_norm", "key_direction", "value_norm",
     "value_direction",
@@ -30,7 +29,7 @@ def of_keys(problem: Problem, keys: Tensor) -> Mapping[str, Tensor]:
     true, got = (_log_weights(problem, either) for either in (problem.keys, keys))
     divergence = (true.exp() * (true - got)).sum(dim=-1).mean(dim=-1)
     agreement = (true.argmax(dim=-1) == got.argmax(dim=-1)).to(torch.float64).mean(dim=-1)
-    found = {"kl": divergence.clamp_min(_NOTHING), "top1": agreement}
+    found = {"kl": divergence.clamp_min(NOTHING), "top1": agreement}
     return found | {f"key_{name}": values for name, values in _geometry(problem.keys, keys).items()}
 
 

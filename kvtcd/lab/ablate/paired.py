@@ -21,7 +21,7 @@ from kvtcd.lab.statistics import Floats, intervals_of_means
 
 SAME = math.log(1.05)
 """Margin within which two implementations are one codec."""
-_NOTHING = 1e-12
+NOTHING = 1e-12
 """Standard error below which differences are all the same."""
 ALIKE = math.log(1.25)
 """Margin within which a difference is of no practical use."""
@@ -96,7 +96,7 @@ def equivalence(differences: Floats, margin: float) -> float:
 
     error = differences.std(ddof=1) / len(differences) ** 0.5
     room = margin - abs(differences.mean())  # of the nearer of the two bounds, whose test decides
-    if error < _NOTHING:
+    if error < NOTHING:
         return float(room <= 0)
     return float(t.sf(room / error, len(differences) - 1))
 

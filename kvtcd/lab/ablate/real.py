@@ -25,15 +25,13 @@ from kvtcd.lab.ablate.cells import Cell, Row
 from kvtcd.lab.ablate.contrasts import FIGURES
 from kvtcd.lab.ablate.regimes import Problem, Shape, codec_seed, sequence_of
 from kvtcd.lab.ablate.schemes import transforms
-from kvtcd.lab.dump import Document, Dump
+from kvtcd.lab.dump import SINKS, Document, Dump
 
 REGIME = "caches"
 _LEAST = 6
 """Documents to test; fewer cannot be significant at 5 % by signed ranks."""
 _SHORTEST = 16
 """Tokens; fewer behind the sinks are no cache to compare codecs on."""
-_SINKS = 4
-"""First tokens, neither measured nor calibrated on: they are stored as they are, and unlike all others."""
 _NARROWEST = 16
 """Dimensions of a head; of fewer, budgets come to the same bits, and there are no bands of components."""
 _LONGEST = torch.finfo(torch.float16).max / 2
@@ -80,19 +78,19 @@ def check(dump: Dump, path: object) -> None:
             raise ConfigError(
                 str(path), f"{number}.q", "is missing: it takes queries, which `kvtcd eval dump` writes"
             )
-        if (tokens := len(document.keys)) < _SINKS + _SHORTEST:
+        if (tokens := len(document.keys)) < SINKS + _SHORTEST:
             raise ConfigError(
                 str(path),
                 f"{number}.k",
-                f"has {tokens} tokens, fewer than {_SINKS + _SHORTEST}: leave the document out",
+                f"has {tokens} tokens, fewer than {SINKS + _SHORTEST}: leave the document out",
             )
         for name, tensor in (("k", document.keys), ("v", document.values)):
-            own = tensor[_SINKS:]
+            own = tensor[SINKS:]
             if not own.any():
                 raise ConfigError(
                     str(path),
                     f"{number}.{name}",
-                    f"is zero behind the first {_SINKS} tokens, so there is nothing to tell: leave the "
+                    f"is zero behind the first {SINKS} tokens, so there is nothing to tell: leave the "
                     "document out",
                 )
             if (longest := float(own.float().norm(dim=3).max())) > _LONGEST:
@@ -136,7 +134,7 @@ def _live(dump: Dump) -> list[Site]:
     """Return the heads whose keys and values are not all zero behind the sinks, in any document."""
     found = torch.stack(
         [
-            tensor[_SINKS:].ne(0).any(dim=3).any(dim=0)
+            tensor[SINKS:].ne(0).any(dim=3).any(dim=0)
             for document in dump.documents
             for tensor in (document.keys, document.values)
         ]
@@ -159,7 +157,7 @@ def cell(dump: Dump, tokens: int, rows: int, budgets: tuple[int, ...]) -> Cell:
     groups = _queries(tested[0]).shape[2] // heads
     shape = Shape(
         dim=dim,
-        tokens=min(tokens, *(len(document.keys) - _SINKS for document in tested)),
+        tokens=min(tokens, *(len(document.keys) - SINKS for document in tested)),
         queries=queries * groups,
         rows=sum(map(len, _places(others, rows))),
     )
@@ -220,10 +218,10 @@ def _places(documents: Sequence[Document], rows: int) -> list[torch.Tensor]:
 
     The fewest for which that is so many rows together, or all there are; asked for their sum, it is the same.
     """
-    lengths = [len(document.keys) - _SINKS for document in documents]
+    lengths = [len(document.keys) - SINKS for document in documents]
     wanted = min(rows, sum(lengths))
     share = next(n for n in range(1, max(lengths) + 1) if sum(min(n, own) for own in lengths) >= wanted)
-    return [torch.linspace(_SINKS, _SINKS + n - 1, min(share, n)).long() for n in lengths]
+    return [torch.linspace(SINKS, SINKS + n - 1, min(share, n)).long() for n in lengths]
 
 
 def _queries(document: Document) -> torch.Tensor:

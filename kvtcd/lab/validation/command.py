@@ -22,7 +22,7 @@ from kvtcd.lab.held_out import source
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.validation.check import Check, Seen
 from kvtcd.lab.validation.checks import of_profile, of_rows
-from kvtcd.lab.validation.rows import check, held_out, missing
+from kvtcd.lab.validation.rows import check, looked_at, missing
 from kvtcd.lab.validation.verdict import Verdict, judge
 
 Outcome = Literal["safe", "not safe", "not judged"]
@@ -111,7 +111,7 @@ def examine(profile: Profile, held: Dump | None) -> list[Stream]:
     if held:
         check(profile, held)
         lacking = missing(held)
-    rows = held_out(held) if held and not lacking else {}
+    rows = looked_at(held) if held and not lacking else {}
     found = []
     for stream in origin.streams:
         own = profile.streams[stream.name]

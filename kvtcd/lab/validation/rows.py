@@ -12,12 +12,11 @@ from torch import Tensor
 
 from kvtcd.codec.profile import Profile
 from kvtcd.core.errors import ConfigError, ProfileMismatch
-from kvtcd.lab import held_out as texts
-from kvtcd.lab.dump import Dump
+from kvtcd.lab import held_out
+from kvtcd.lab.dump import SINKS, Dump
 
 ROWS = 2048
 DOCUMENTS = 2
-_SINKS = 4
 _NAMES = ("k", "v")
 
 
@@ -28,11 +27,11 @@ def evenly(rows: Tensor, count: int = ROWS) -> Tensor:
 
 def missing(held: Dump) -> str:
     """Say what is missing for a verdict; empty where nothing is."""
-    usable = [rows for document in held.documents if (rows := len(document.keys) - _SINKS) > 0]
+    usable = [rows for document in held.documents if (rows := len(document.keys) - SINKS) > 0]
     if len(usable) >= DOCUMENTS and sum(usable) >= ROWS:
         return ""
     return (
-        f"{sum(usable):,} held-out tokens of {len(usable)} documents, without the first {_SINKS} of each; it "
+        f"{sum(usable):,} held-out tokens of {len(usable)} documents, without the first {SINKS} of each; it "
         f"takes {ROWS:,} of {DOCUMENTS} documents, so that figures and bounds are of as many rows"
     )
 
@@ -61,17 +60,17 @@ def check(profile: Profile, held: Dump) -> None:
         raise ProfileMismatch("streams", [shape, shape], wanted)
     if held.rope != origin.rope:
         raise ProfileMismatch("rope", held.rope, origin.rope)
-    texts.check(held.texts, origin.texts)
+    held_out.check(held.texts, origin.texts)
 
 
-def held_out(held: Dump) -> dict[str, Tensor]:
+def looked_at(held: Dump) -> dict[str, Tensor]:
     """Return `ROWS` rows of both streams, float32 ``[n, L, H, D]``, RoPE undone, without the first tokens."""
-    lengths = [max(len(document.keys) - _SINKS, 0) for document in held.documents]
+    lengths = [max(len(document.keys) - SINKS, 0) for document in held.documents]
     places = _places(sum(lengths), ROWS)
     parts: dict[str, list[Tensor]] = {name: [] for name in _NAMES}
     first = 0
     for document, length in zip(held.documents, lengths, strict=True):
-        at = places[(places >= first) & (places < first + length)] - first + _SINKS
+        at = places[(places >= first) & (places < first + length)] - first + SINKS
         first += length
         if len(at):
             parts["k"].append(held.unrotated(document)[at])

@@ -20,7 +20,7 @@ from kvtcd.lab.dump_model import gather, read
 from kvtcd.lab.phases import Phases
 from kvtcd.lab.texts import recipe
 from kvtcd.lab.validation.check import Check
-from kvtcd.lab.validation.rows import ROWS, check, held_out, missing
+from kvtcd.lab.validation.rows import ROWS, check, looked_at, missing
 from kvtcd.lab.validation.verdict import judge
 
 CHECKS = {
@@ -135,7 +135,7 @@ def test_rows_are_spread_evenly_over_documents_of_any_length_without_their_sinks
     for number, length in enumerate(lengths):
         keys = (torch.arange(length) + 10_000.0 * number).view(-1, 1, 1, 1)
         documents.append(Document(keys, keys + 0.5))
-    found = held_out(Dump("m", None, tuple(documents)))
+    found = looked_at(Dump("m", None, tuple(documents)))
     at = found["k"].flatten()
     assert torch.equal(found["v"].flatten(), at + 0.5)
     assert len(at) == ROWS == len(at.unique())
