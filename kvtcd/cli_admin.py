@@ -185,11 +185,15 @@ def purge(
 @app.command()
 def compact(
     path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
+    *,
+    key: Annotated[
+        Path | None, typer.Option(help="File of the master key where that is a credential: MACs are compared.")
+    ] = None,
 ) -> None:
     """Give back the room that records left behind; what is kept is read and checked, and damage is named."""
     from kvtcd.admin import compact as admin  # noqa: PLC0415 - lmdb, numpy
 
-    if not admin.command(path):
+    if not admin.command(path, key=key):
         raise typer.Exit(1)
 
 

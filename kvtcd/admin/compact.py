@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from kvtcd import terminal
-from kvtcd.admin.key_files import kept_key
+from kvtcd.admin.key_files import kept_key, read_key
 from kvtcd.admin.room import require_room
 from kvtcd.admin.store_contents import look
 from kvtcd.core.errors import StoreFailed
@@ -35,6 +35,7 @@ class Compacted:
         lost: records that were not copied: parts of them were missing.
         damaged: records that were, and are not what was stored, as far as can be told.
         authentic: whether MACs were compared, or there was nothing to compare.
+        misfit: whether the key at hand is not this tenant's.
     """
 
     tenant: str
@@ -44,11 +45,12 @@ class Compacted:
     lost: int
     damaged: int
     authentic: bool
+    misfit: bool
 
     @property
     def well(self) -> bool:
-        """Whether nothing of it was damaged."""
-        return not (self.set_aside or self.lost or self.damaged)
+        """Whether nothing of it was damaged, as far as a key that fits can tell."""
+        return not (self.set_aside or self.lost or self.damaged or self.misfit)
 
     def remarks(self) -> Iterator[str]:
         """Yield what is to be said of it."""
@@ -59,10 +61,10 @@ class Compacted:
         if self.damaged:
             yield f"{self.damaged:,} records are damaged (`kvtcd inspect --verify`); a daemon drops them"
         if not self.authentic:
-            yield "no MAC was compared"
+            yield ("the key does not fit this tenant: " if self.misfit else "") + "no MAC was compared"
 
 
-def command(path: Path) -> bool:
+def command(path: Path, *, key: Path | None = None) -> bool:
     """Write the environment of every tenant anew, one by one; tell whether all were, and nothing was damaged.
 
     What was set aside as damaged is named, and stays until somebody has it purged or moves it away: only then
@@ -71,17 +73,19 @@ def command(path: Path) -> bool:
 
     Args:
         path: the state directory; no daemon may use it.
+        key: file of the master key; None: its own, if it keeps one.
 
     Raises:
         AlreadyRunning: a daemon uses it.
-        ConfigError: it is no state directory.
+        ConfigError: it is no state directory, or the file of the key cannot be used.
     """
     table, well, unread = Table(title=f"{path}, MB"), True, False
     for heading in ("tenant", "before", "now", ""):
         table.add_column(heading, justify="right" if heading in {"before", "now"} else "left")
+    given = read_key(key) if key else None
     with ExitStack() as stack:
         state = stack.enter_context(closing(StateDirectory.existing(path)))
-        master, lacking = kept_key(path)
+        master, lacking = (given, "") if given else kept_key(path)
         progress = stack.enter_context(terminal.progress(terminal.console(), transient=True))
         for tag in state.tenants():
             try:
@@ -96,7 +100,7 @@ def command(path: Path) -> bool:
             table.add_row(whose, *sizes, "; ".join(done.remarks()))
     terminal.console().print(table)
     if unread and lacking:
-        said = f"{lacking}: checksums alone were compared (`kvtcd inspect --verify --key FILE` does MACs)"
+        said = f"{lacking}: checksums alone were compared (--key FILE names a key)"
         terminal.console().print(said, markup=False, soft_wrap=True)
     return well
 
@@ -125,7 +129,9 @@ def compact(environment: Path, master: bytes | None, progress: Progress) -> Comp
     tenant = names.get(TENANT_NAME, b"").decode(errors="replace")
     found = look(environment, master, 0, progress, verify=True)
     authentic = found.authentic or not found.namespaces
-    return Compacted(tenant, before, _bytes(environment), aside, lost, found.damaged, authentic)
+    return Compacted(
+        tenant, before, _bytes(environment), aside, lost, found.damaged, authentic, misfit=found.misfit
+    )
 
 
 def _records(opened: Environment) -> int:

@@ -105,8 +105,8 @@ def authentic(tmp_path: Path) -> Path:
     return path
 
 
-def compacted(path: Path) -> tuple[int, str]:
-    answer = CliRunner().invoke(app, ["compact", str(path)])
+def compacted(path: Path, *options: str) -> tuple[int, str]:
+    answer = CliRunner().invoke(app, ["compact", str(path), *options])
     return answer.exit_code, " ".join(answer.output.split())
 
 
@@ -174,3 +174,24 @@ def test_what_cannot_be_done_is_said(state) -> None:
     with pytest.raises(AlreadyRunning):
         admin.command(state)
     held.close()
+
+
+def test_a_key_that_lies_elsewhere_is_named(authentic: Path, tmp_path: Path) -> None:
+    """A master key that is a credential is in no state directory: without it forged records look sound."""
+    key, other = tmp_path / "credential", tmp_path / "other"
+    (authentic / "master.key").rename(key)
+    other.write_bytes(bytes(32))
+    other.chmod(0o600)
+    code, said = compacted(authentic)
+    assert (code, "(--key FILE names a key)" in said) == (0, True)
+    code, said = compacted(authentic, "--key", str(key))
+    assert (code, "no MAC was compared" in said) == (0, False)
+    code, said = compacted(authentic, "--key", str(other))
+    assert (code, "not fit" in said) == (1, True)
+
+    environment = Environment(next((authentic / "tenants").iterdir()), quota=1 << 24)
+    environment.write([sealed(TenantKeys.derive(bytes(32), "uid:1"), 3)], [])
+    environment.close()
+    assert compacted(authentic)[0] == 0
+    code, said = compacted(authentic, "--key", str(key))
+    assert (code, "1 records are damaged" in said) == (1, True)
