@@ -23,9 +23,10 @@ from kvtcd.codec.scratch import HeapScratch
 from kvtcd.config import Config, Credentials, load_credentials, load_policies
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import TenantKeys
-from kvtcd.core.policy import FADING, CodecChoice, DeviceName, Policy
+from kvtcd.core.policy import FADING, CodecChoice, Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvtcd import outputs
+from kvtcd.core.devices import DEVICE
 from kvtcd.core.errors import ConfigError
 from kvtcd.lab import picture
 from kvtcd.lab.codec_spec import Spec
@@ -48,7 +49,7 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
 
 
 def _device(said: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", said):
+    if not re.fullmatch(DEVICE.regex, said):
         raise ConfigError("--device", "", f"{said!r} is neither cpu nor cuda nor cuda:N")
     return said
 

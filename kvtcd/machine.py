@@ -12,7 +12,8 @@ import torch
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
-from kvtcd.core.policy import DeviceName, Policy
+from kvtcd.core.devices import DeviceName
+from kvtcd.core.policy import Policy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.memory import HostMemory
 

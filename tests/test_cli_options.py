@@ -74,7 +74,7 @@ def test_a_device_is_refused_at_once_unless_it_is_one():
     devices = {command: info for command, name, info in options() if name == "device"}
     assert set(devices) == {"kvtcd calibrate", "kvtcd bench codec", "kvtcd bench overlap"}
     for info in devices.values():
-        for said in ("tpu", "cuda:x", "CPU", ""):
+        for said in ("tpu", "cuda:x", "cuda:01", "CPU", ""):
             assert refused(info, said) == f"--device: {said!r} is neither cpu nor cuda nor cuda:N"
         assert not any(refused(info, said) for said in ("cpu", "cuda", "cuda:1"))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.toy import IDENTITY
 from typer.testing import CliRunner
 
 from kvtcd import cli, config
@@ -126,6 +128,7 @@ def test_a_wrong_configuration_names_file_field_and_reason(tmp_path, text, field
     [
         ("[codec]\nname = 'zip'", "codec.name", "'kvtc', 'kvtc2', 'lossless', 'tq'"),
         ("[codec]\ndevice = 'cuda:x'", "codec.device", '\'cuda:x\' is not "cpu", "cuda", or "cuda:1"'),
+        ("[codec]\ndevice = 'cuda:01'", "codec.device", '\'cuda:01\' is not "cpu", "cuda", or "cuda:1"'),
         ("[codec]\nname = 'kvtc'\nratio = 12", "codec.ratio", "8, 16, 32, 64; kvtc2 takes any"),
         ("[codec]\nname = 'kvtc'\nmax_kl = 0.02", "codec.max_kl", "kvtc takes a ratio"),
         ("[codec]\nname = 'kvtc2'\nratio = 30\nmax_kl = 0.02", "codec.max_kl", "say one of them"),
@@ -220,11 +223,28 @@ def test_the_first_policy_that_fits_governs(tmp_path: Path) -> None:
     narrow.write_text("[match]\nmodel = 'llama*'\n[codec]\nratio = 8\n")
     policies = config.load_policies((narrow, ROOT / "policies" / "balanced.toml"))
 
-    chosen = governing(policies, namespace="a", engine="e", model="llama-3")
-    other = governing(policies, namespace="a", engine="e", model="qwen")
+    chosen = governing(policies, "a", replace(IDENTITY, model="llama-3"))
+    other = governing(policies, "a", replace(IDENTITY, model="qwen"))
 
     assert (chosen.name, chosen.codec.ratio) == ("narrow", 8)
     assert other == Policy("balanced")
+
+
+@pytest.mark.parametrize(
+    ("glob", "parallel", "fits"),
+    [
+        ("tp2-rank1", "tp2-rank1", True), ("tp2-rank1", "tp2-rank0", False),
+        ("tp16-rank1", "tp16-rank11", False), ("pp?-rank1-*", "pp2-rank1-tp4-rank0", True),
+        ("tp*", "canonical", False), ("canonical", "canonical", True), ("*", "tp2-rank1", True),
+    ],
+)  # fmt: skip
+def test_a_policy_may_govern_one_rank_of_a_model(tmp_path: Path, glob, parallel, fits) -> None:
+    (tmp_path / "rank.toml").write_text(f"[match]\nmodel = 'llama*'\nparallel = '{glob}'\n")
+    policies = config.load_policies((tmp_path / "rank.toml", ROOT / "policies" / "balanced.toml"))
+    chosen = governing(policies, "n", replace(IDENTITY, model="llama-3", parallel=parallel))
+
+    assert chosen is policies[0 if fits else 1]
+    assert governing(policies, "n", replace(IDENTITY, model="qwen", parallel=parallel)) is policies[1]
 
 
 @pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (1, "1 B"), (1 << 20, "1 MiB"), (3 << 30, "3 GiB")])

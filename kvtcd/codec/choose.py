@@ -26,12 +26,13 @@ from kvtcd.codec.stepped import Stepped
 from kvtcd.codec.uniform import Arithmetic
 from kvtcd.codec.watch import Watched
 from kvtcd.core.blob import BasisId, Blob, CodecId, Header
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.dials import DIALS
 from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.identity import Identity, Rope
 from kvtcd.core.layout import Layout
-from kvtcd.core.policy import CodecChoice, DeviceName
+from kvtcd.core.policy import CodecChoice
 
 _LOSSLESS = "lossless"
 _CODERS = 4

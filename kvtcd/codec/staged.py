@@ -31,7 +31,7 @@ from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
 from kvtcd.codec.uniform import Arithmetic, InTorch
 from kvtcd.core.blob import CHUNK_BYTES, Blob
-from kvtcd.core.policy import DeviceName
+from kvtcd.core.devices import DeviceName
 
 PART_BYTES = 16 << 20
 """Of a block that is decoded at a time: while they go over the bus, in a third of a millisecond, the next

@@ -27,8 +27,9 @@ from kvtcd.config.values import (
     usable,
     validated,
 )
+from kvtcd.core.devices import DEVICE
 from kvtcd.core.errors import ConfigError
-from kvtcd.core.policy import DEVICE, Share
+from kvtcd.core.policy import Share
 
 _MIB = 1 << 20
 MAX_SOCKET_PATH = 107

@@ -9,14 +9,13 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from kvtcd.config.values import Duration, Fraction, Part, Table, like, read, validated
+from kvtcd.core.devices import DEVICE, DeviceName
 from kvtcd.core.dials import DIALS, CodecName, DialName
 from kvtcd.core.drift import OnDrift
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
-    DEVICE,
     Admit,
     CodecChoice,
-    DeviceName,
     DiskTier,
     Evict,
     EvictName,
@@ -33,6 +32,7 @@ class _MatchTable(Table):
     namespace: str = "*"
     engine: str = "*"
     model: str = "*"
+    parallel: str = "*"
 
 
 _PLANNED = (8, 16, 32, 64)

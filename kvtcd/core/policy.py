@@ -4,33 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Literal
 
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.drift import OnDrift
-from kvtcd.core.forms import Pattern
-from kvtcd.core.identity import is_trial
+from kvtcd.core.identity import Identity, is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
-DEVICE = Pattern("cpu|cuda(:[0-9]{1,3})?", '"cpu", "cuda", or "cuda:1", say')
-DeviceName = Annotated[str, DEVICE]
-"""``cpu``; ``cuda``, the GPU that the daemon has for codecs; or ``cuda:1``, say, that one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Globs that a namespace must fit, all of them."""
+    """Globs that a namespace must fit, all of them.
+
+    `parallel`: which part of its model it has, as `core.split` names ranks.
+    """
 
     namespace: str = "*"
     engine: str = "*"
     model: str = "*"
+    parallel: str = "*"
 
-    def fits(self, *, namespace: str, engine: str, model: str) -> bool:
+    def fits(self, namespace: str, identity: Identity) -> bool:
         """Tell whether a namespace fits."""
         return (
             fnmatchcase(namespace, self.namespace)
-            and fnmatchcase(engine, self.engine)
-            and fnmatchcase(model, self.model)
+            and fnmatchcase(identity.engine, self.engine)
+            and fnmatchcase(identity.model, self.model)
+            and fnmatchcase(identity.parallel, self.parallel)
         )
 
     @property
@@ -197,8 +199,8 @@ _TRIAL = Policy(
 )  # fmt: skip
 
 
-def governing(policies: tuple[Policy, ...], *, namespace: str, engine: str, model: str) -> Policy:
+def governing(policies: tuple[Policy, ...], namespace: str, identity: Identity) -> Policy:
     """Return the first policy whose `match` fits; the last one fits everything but trials."""
     if is_trial(namespace):
         return _TRIAL
-    return next(p for p in policies if p.match.fits(namespace=namespace, engine=engine, model=model))
+    return next(policy for policy in policies if policy.match.fits(namespace, identity))

@@ -21,8 +21,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.errors import DeviceLost
-from kvtcd.core.policy import DeviceName
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage, Stages, Watch
 

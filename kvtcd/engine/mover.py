@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.errors import (
     Corrupt,
     DeviceLost,
@@ -32,7 +33,6 @@ from kvtcd.core.errors import (
 from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
-from kvtcd.core.policy import DeviceName
 from kvtcd.engine import steps
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant

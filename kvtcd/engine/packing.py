@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.errors import DeviceLost
 from kvtcd.core.events import Move
-from kvtcd.core.policy import DeviceName
 from kvtcd.engine import drift, steps
 from kvtcd.engine.metrics import HURRY, LOST, Metrics
 from kvtcd.engine.namespaces import Tenant

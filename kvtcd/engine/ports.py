@@ -9,11 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core.blob import Blob, CodecId
+from kvtcd.core.devices import DeviceName
 from kvtcd.core.drift import Drift
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form
-from kvtcd.core.policy import CodecChoice, DeviceName
+from kvtcd.core.policy import CodecChoice
 
 Bytes = npt.NDArray[np.uint8]
 

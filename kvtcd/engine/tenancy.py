@@ -191,7 +191,7 @@ class Tenancy:
         return Writer(environment, lane)
 
     async def _add(self, tenant: str, name: str, identity: Identity, generation: int) -> Namespace:
-        policy = _governing(self._policies, name, identity)
+        policy = governing(self._policies, name, identity)
         codec = await self._chooser.first(tenant, name, identity, policy)
         lossless = await self._chooser.lossless(identity, policy)
         namespace = self.registry.add(
@@ -212,7 +212,7 @@ class Tenancy:
         async with self._changing:
             chosen: list[tuple[Namespace, Policy, Codec, Codec]] = []
             for namespace in self.registry.all():
-                policy = _governing(policies, namespace.name, namespace.identity)
+                policy = governing(policies, namespace.name, namespace.identity)
                 codec = await self._chooser.renewed(namespace, policy)
                 chosen.append((namespace, policy, codec, await self._chooser.hurried(namespace, policy)))
             self._policies = policies
@@ -294,7 +294,3 @@ class Tenancy:
 
 def _note_hot(environment: Environment, keys: bytes) -> None:
     environment.put_namespace(WARM_NAME, keys)
-
-
-def _governing(policies: tuple[Policy, ...], name: str, identity: Identity) -> Policy:
-    return governing(policies, namespace=name, engine=identity.engine, model=identity.model)

@@ -55,6 +55,19 @@ async def test_each_tenant_sees_the_policies_with_his_own_namespaces():
             assert shown(await answer.json()) == [("demos", ["demo"]), ("rest", [])], "for new ones too"
 
 
+async def test_ranks_of_a_model_may_have_policies_of_their_own():
+    policies = (*(Policy(f"rank{n}", Match(parallel=f"tp2-rank{n}")) for n in range(2)), Policy("rest"))
+    async with running(load=lambda: policies) as daemon:
+        for name, part in (("whole", "canonical"), ("left", "tp2-rank0"), ("right", "tp2-rank1")):
+            identity = IDENTITY.to_json() | {"parallel": part}
+            async with daemon.request("PUT", f"/v1/namespaces/{name}", json=identity, headers=ROOT) as answer:
+                assert answer.status == 200
+        async with daemon.request("POST", "/v1/policies:reload", headers=ROOT) as answer:
+            body = await answer.json()
+    assert shown(body) == [("rank0", ["left"]), ("rank1", ["right"]), ("rest", ["whole"])]
+    assert body["policies"][1]["match"]["parallel"] == "tp2-rank1"
+
+
 async def test_a_reload_loses_nothing_and_holds_for_blocks_packed_from_then_on():
     before = Policy("before", disk=DiskTier(write="evict"))
     after = Policy("after", codec=CodecChoice("kvtc", 32), admit=Admit(on_sight=2))
