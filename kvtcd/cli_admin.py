@@ -187,7 +187,7 @@ def compact(
     path: Annotated[Path, typer.Argument(help="The state directory; no daemon may use it.")],
     *,
     key: Annotated[
-        Path | None, typer.Option(help="File of the master key where that is a credential: MACs are compared.")
+        Path | None, typer.Option(help="File of the master key if that is a credential: MACs are compared.")
     ] = None,
 ) -> None:
     """Give back the room that records left behind; what is kept is read and checked, and damage is named."""

@@ -23,7 +23,7 @@ from kvtcd.core.blob import Kind, parse
 from kvtcd.core.errors import BadField
 
 triton = pytest.importorskip("triton", reason="Triton is there for Linux on x86-64 alone")
-from kvtcd.codec.kernels import BLOCK, ROWS, InTriton
+from kvtcd.codec.kernels import BLOCK, ROWS, InTriton  # noqa: E402 - only where Triton is
 
 CUDA = torch.cuda.is_available()
 COUNTS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
