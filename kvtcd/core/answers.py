@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Deny, Grant, Lost, Reason
+from kvtcd.core.events import Deny, Grant, Lost
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import MEMORY, Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 from kvtcd.core.waiting import Gathering
@@ -33,6 +34,12 @@ class Answers:
     def grant(self, *tickets: int) -> None:
         """Give these what they asked for."""
         self._residents.actions.extend(Grant(ticket) for ticket in tickets)
+
+    def let_read(self, key: RecordKey, place: Place, *tickets: int) -> None:
+        """Let these read a copy, which stays until they are done."""
+        if tickets:
+            self._residents.pins.take(key, place, len(tickets))
+        self._residents.actions.extend(Grant(ticket, place) for ticket in tickets)
 
     def answer(self, ticket: int, reason: Reason | None) -> None:
         """Give this one what it asked for, or say why not."""

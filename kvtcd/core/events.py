@@ -7,43 +7,13 @@ A *ticket* is a number the service gives to whoever waits; the catalog settles e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from kvtcd.core.arrival import Arrival
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Policy
-
-
-class Reason(StrEnum):
-    """Why a ticket was denied or a copy was lost."""
-
-    NOT_FOUND = "not-found"
-    DUPLICATE = "duplicate"
-    FILLING = "filling"
-    """Another request is storing this very block right now."""
-    GOING = "going"
-    """A block of this key was deleted, and leases keep its bytes for now."""
-    TOO_LARGE = "too-large"
-    """It can never fit the tier."""
-    NO_TIER = "no-tier"
-    """The policy has no tier below for it."""
-    DAMAGED = "damaged"
-    """The stored bytes failed their check; the copy is dropped."""
-    FAILED = "failed"
-    """The move could not be completed; the source is unharmed."""
-    DRIFT = "drift"
-    """Blocks are unlike what their profile was made from, and their policy does not have such packed."""
-    DELETED = "deleted"
-    EXPIRED = "expired"
-    """Its time to live is over."""
-    NOT_ADMITTED = "not-admitted"
-    """The policy does not want it: seen too seldom, or worth less than all that would have to go for it."""
-    PRESSURE = "pressure"
-    """Newcomers needed its room, and the packer was behind."""
-    PINNED = "pinned"
-    """Leases hold as much as they may already."""
+from kvtcd.core.reason import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +85,23 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Someone wants to read a block; Grant pins its host copy until `Release`."""
+    """Someone wants to read a block; Grant pins a copy until `Release`, and says where it is.
+
+    That is the raw host copy. For who `unpacks` himself, and finds no raw one, it is a packed copy at once.
+    """
 
     ticket: int
     key: RecordKey
+    unpacks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A granted reader is done."""
+    """A granted reader of the copy in `place` is done; `damaged`: it proved unreadable."""
 
     key: RecordKey
+    place: Place = Place.HOST
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +224,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The ticket has what it asked for."""
+    """The ticket has what it asked for; of a `Get`, a pinned copy in `place`."""
 
     ticket: int
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from kvtcd.core.account import Account
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 
 SHARE = 0.5

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvtcd.core.answers import Answers
 from kvtcd.core.entry import Entry, Transfer
-from kvtcd.core.events import Lost, Reason
+from kvtcd.core.events import Lost
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 
@@ -62,9 +63,8 @@ class Outcomes:
     def _up(self, entry: Entry) -> None:
         """Serve those who waited for a raw copy on the host, and see to one on disk."""
         key, residents = entry.key, self._residents
-        if readers := self._room.promotions.pop(key, []):
-            residents.pins[key] += len(readers)
-        self._answers.grant(*readers, *self._answers.prefetched[Tier.HOST].done(key))
+        self._answers.let_read(key, Place.HOST, *self._room.promotions.pop(key, []))
+        self._answers.grant(*self._answers.prefetched[Tier.HOST].done(key))
         if key in self._room.passing:
             self._room.passing.discard(key)
             residents.outgoing.setdefault(key, (Place.HOST,))
@@ -96,13 +96,8 @@ class Outcomes:
         transfer = self._end(entry)
         residents.drop(entry, transfer.target)
         if damaged:
-            residents.drop(entry, transfer.source)
-            if not entry.kept():
-                residents.actions.append(Lost(key, entry.namespace, Reason.DAMAGED))
-                answers.disappoint(key, Reason.DAMAGED)
-            elif transfer.source is Place.DISK:
-                answers.deny(answers.evicted, key, Reason.DAMAGED)
-            elif transfer.target is Place.DISK:
+            self._damaged(entry, transfer.source)
+            if transfer.target is Place.DISK and entry.kept():
                 self._room.demotions[key] = None  # the raw copy is packed anew
         elif transfer.target is Place.HOST:
             answers.not_up(key, Reason.FAILED)
@@ -114,6 +109,23 @@ class Outcomes:
             residents.outgoing.pop(key, None)
             residents.failed.add(key)  # never tried in a loop
         residents.let_go(entry)
+
+    def _damaged(self, entry: Entry, place: Place) -> None:
+        """Drop a copy that cannot be read, and tell those whom it was for."""
+        residents, answers, key = self._residents, self._answers, entry.key
+        residents.drop(entry, place)
+        if not entry.kept():
+            residents.actions.append(Lost(key, entry.namespace, Reason.DAMAGED))
+            answers.disappoint(key, Reason.DAMAGED)
+        elif place is Place.DISK:
+            answers.deny(answers.evicted, key, Reason.DAMAGED)
+
+    def released(self, key: RecordKey, place: Place, *, damaged: bool) -> None:
+        """Note that a reader is done, and drop what he found damaged; while it moves, who comes next will."""
+        residents, entry = self._residents, self._residents.entries[key]
+        if damaged and entry.ready(place) and key not in residents.transfers:
+            self._damaged(entry, place)
+        residents.unpin(key, place)
 
     def _offer_again(self, entry: Entry) -> bool:
         """Learn that the disk holds less than it was meant to; tell whether this block waits for it again."""
@@ -141,7 +153,7 @@ class Outcomes:
             self._not_lifted(key)
 
     def unlinked(self, key: RecordKey) -> None:
-        """Give up a disk copy whose file is gone; one that is just read proves damaged when that fails."""
+        """Give up a disk copy whose file is gone; one that just moves proves damaged when that fails."""
         residents, answers = self._residents, self._answers
         entry = residents.entries.get(key)
         if entry is None or not entry.ready(Place.DISK) or key in residents.transfers:

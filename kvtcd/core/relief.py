@@ -7,9 +7,9 @@ from functools import partial
 
 from kvtcd.core.account import Account
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 from kvtcd.core.victims import victims

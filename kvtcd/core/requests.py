@@ -8,13 +8,15 @@ from kvtcd.core import events as ev
 from kvtcd.core.admission import admits
 from kvtcd.core.answers import Answers
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import MEMORY, Place, Tier
 from kvtcd.core.policy import Policy
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 from kvtcd.core.sightings import Sightings
+
+_PACKED = (Place.PACKED, Place.DISK)
 
 
 class Requests:
@@ -75,8 +77,12 @@ class Requests:
         else:
             self._room.puts[put.ticket] = put
 
-    def get(self, ticket: int, key: RecordKey) -> None:
-        """Pin the raw host copy of a block, or let it come up."""
+    def get(self, ticket: int, key: RecordKey, *, unpacks: bool = False) -> None:
+        """Let a block be read from the host, where it may have to come up first.
+
+        Who `unpacks` it himself reads a packed copy as it is, if there is no raw one. That brings nothing up,
+        whatever the policy says of promotion: that is about raw copies, of which this reader needs none.
+        """
         self._answers.expire(key)
         if not self._residents.places(key):
             self._answers.answer(ticket, Reason.NOT_FOUND)
@@ -84,13 +90,17 @@ class Requests:
         self._sightings.note(key)
         self._residents.use(key)
         entry = self._residents.entries[key]
+        fastest = entry.fastest
+        if unpacks and fastest in _PACKED:
+            self._often(entry)
+            self._answers.let_read(key, fastest, ticket)
+            return
         if not entry.ready(Place.HOST) and self._too_large(entry):
             self._answers.answer(ticket, Reason.TOO_LARGE)
             return
         stays = self._stays(entry)
         if entry.ready(Place.HOST):
-            self._residents.pins[key] += 1
-            self._answers.answer(ticket, None)
+            self._answers.let_read(key, Place.HOST, ticket)
         else:
             self._room.promotions.setdefault(key, []).append(ticket)
         if stays:
@@ -105,12 +115,16 @@ class Requests:
             self._residents.outgoing.pop(key, None)
 
     def _stays(self, entry: Entry) -> bool:
-        """Count a hit; tell whether the block is wanted often enough to stay raw."""
-        least = self._policy(entry).promote.on_hit
-        stays: bool = least <= 1 or self._hits.note(entry.key) + 0.5 >= least
+        """Count a hit; let a block pass that comes up and is not wanted often enough to stay raw."""
+        stays = self._often(entry)
         if not stays and not entry.host:
             self._room.passing.add(entry.key)
         return stays
+
+    def _often(self, entry: Entry) -> bool:
+        """Count a hit; tell whether the block is wanted often enough to stay raw."""
+        least = self._policy(entry).promote.on_hit
+        return least <= 1 or self._hits.note(entry.key) + 0.5 >= least
 
     def _policy(self, entry: Entry) -> Policy:
         return self._residents.rules[entry.namespace].policy

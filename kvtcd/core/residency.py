@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kvtcd.core.entry import Copy, Entry, Kind, State, Transfer
-from kvtcd.core.events import Action, Drop, Found, Govern, Lost, Move, Reason
+from kvtcd.core.events import Action, Drop, Found, Govern, Lost, Move
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import Lineage
+from kvtcd.core.pins import Pins
 from kvtcd.core.place import MEMORY, Place, Tier
 from kvtcd.core.policy import Policy
+from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import Part, Shelf, marks
 
 _NUMBERS = 1 << 16
@@ -27,7 +29,7 @@ class Residents:
         rules: what holds for each namespace.
         transfers: the moves that run.
         superseding: the partial sibling that each of these blocks makes superfluous.
-        pins: readers of the raw host copy of these blocks.
+        pins: who reads what.
         leases: of these blocks.
         doomed: serve these no more, and drop all their copies as soon as nobody uses them.
         failed: their last way down failed; eviction drops them, only a new request tries again.
@@ -43,7 +45,7 @@ class Residents:
         self.lineage = Lineage(self.entries)
         self.transfers: dict[RecordKey, Transfer] = {}
         self.superseding: dict[RecordKey, RecordKey] = {}
-        self.pins: Counter[RecordKey] = Counter()
+        self.pins = Pins()
         self.leases: Counter[RecordKey] = Counter()
         self.doomed: set[RecordKey] = set()
         self.failed: set[RecordKey] = set()
@@ -215,14 +217,15 @@ class Residents:
                 self.shelves[tier].leave(entry.namespace, sign * self._copy(entry, place).nbytes)
 
     def drop(self, entry: Entry, place: Place) -> None:
-        """Let a copy go that nobody uses."""
+        """Let a copy go; the bytes of one that is read stay until its last reader is done."""
         copy = self._copy(entry, place)
         if copy.state is State.READY:
             self._seats(entry, place).discard(copy)
             self._one_child_less(entry, place)
         copy.state = State.DROPPING
         self.shelves[place.tier].drop(entry.namespace, copy.nbytes)
-        self.actions.append(Drop(entry.key, place))
+        if not self.pins.at(entry.key, place):
+            self.actions.append(Drop(entry.key, place))
 
     def _one_child_less(self, entry: Entry, place: Place) -> None:
         parent = self._parent(entry)
@@ -244,17 +247,22 @@ class Residents:
             if entry.ready(Place.GPU) and entry.key not in self.transfers:
                 self.drop(entry, Place.GPU)
 
-    def unpin(self, key: RecordKey) -> None:
-        """Note that a reader of the raw host copy is done."""
-        self.pins[key] -= 1
-        if not self.pins[key]:
-            del self.pins[key]
-            self.let_go(self.entries[key])
+    def unpin(self, key: RecordKey, place: Place) -> None:
+        """Note that a reader of a copy is done."""
+        entry = self.entries[key]
+        self.pins.give_back(key, place)
+        if not self.pins.at(key, place) and self._copy(entry, place).state is State.DROPPING:
+            self.actions.append(Drop(key, place))
+        self.let_go(entry)
 
     def let_go(self, entry: Entry) -> None:
         """Drop what is not to be kept, if nobody uses it now."""
         key = entry.key
-        if key in self.pins or key in self.transfers:
+        if key in self.transfers:
+            return
+        if not entry.kept() and entry.ready(Place.GPU):
+            self.drop(entry, Place.GPU)
+        if key in self.pins:
             return
         if key in self.doomed:
             for place in Place if key not in self.leases else ():
@@ -264,8 +272,6 @@ class Residents:
             for place in leaves:
                 if entry.ready(place):
                     self.drop(entry, place)
-        elif not entry.kept() and entry.ready(Place.GPU):
-            self.drop(entry, Place.GPU)
 
     def dropped(self, entry: Entry, place: Place) -> None:
         """Note that a copy is gone; a block without copies is forgotten."""

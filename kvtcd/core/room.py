@@ -13,9 +13,10 @@ from itertools import islice
 from kvtcd.core.account import Account
 from kvtcd.core.admission import welcome
 from kvtcd.core.entry import Entry, Kind, State, Transfer
-from kvtcd.core.events import Deny, Grant, Put, Reason
+from kvtcd.core.events import Deny, Grant, Put
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.shelf import Shelf
 

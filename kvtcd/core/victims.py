@@ -133,7 +133,7 @@ class _Search:
         residents, key = self._residents, entry.key
         if key in residents.transfers or self._spared(entry):
             return True
-        if self._place is Place.HOST and key in residents.pins:
+        if residents.pins.at(key, self._place):
             return True
         return key in residents.outgoing and self._place not in residents.outgoing[key]
 

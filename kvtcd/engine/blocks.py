@@ -10,10 +10,10 @@ from itertools import islice
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey
 from kvtcd.core.messages import BlockResult
 from kvtcd.core.place import Tier
+from kvtcd.core.reason import Reason
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import NOWHERE, Metrics

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from kvtcd.core import events as ev
 from kvtcd.core.entry import Entry
-from kvtcd.core.events import Action, Event, Move, Reason
+from kvtcd.core.events import Action, Event, Move
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
+from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 
 EVICTED, SUPERSEDED = "evicted", "superseded"

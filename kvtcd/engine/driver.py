@@ -13,9 +13,10 @@ from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.entry import State
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
-from kvtcd.core.events import Action, Event, Move, Reason
+from kvtcd.core.events import Action, Event, Move
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import MEMORY, Place
+from kvtcd.core.reason import Reason
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover, Outcome

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, NotFound
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.matches import LeaseInfo
+from kvtcd.core.reason import Reason
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.metrics import Metrics
 

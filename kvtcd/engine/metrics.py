@@ -17,11 +17,11 @@ from prometheus_client import (
 
 from kvtcd.core.blob import CodecId
 from kvtcd.core.errors import Corrupt, UnknownProfile
-from kvtcd.core.events import Reason
 from kvtcd.core.kv_events import CLEARED, REMOVED, STORED
 from kvtcd.core.messages import Outcome
 from kvtcd.core.notices import What
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.engine.changes import EVICTED, SUPERSEDED
 from kvtcd.engine.timeline import Span
 

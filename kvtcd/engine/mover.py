@@ -30,9 +30,10 @@ from kvtcd.core.errors import (
     StoreFull,
     UnknownProfile,
 )
-from kvtcd.core.events import Event, Move, Moved, MoveFailed, Reason
+from kvtcd.core.events import Event, Move, Moved, MoveFailed
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
+from kvtcd.core.reason import Reason
 from kvtcd.engine import steps
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant

@@ -11,8 +11,8 @@ from prometheus_client import Counter
 
 from kvtcd.core import record as records
 from kvtcd.core.errors import Corrupt
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey, TenantKeys, log_name
+from kvtcd.core.reason import Reason
 from kvtcd.engine import envelopes
 from kvtcd.engine.envelopes import Rows
 from kvtcd.engine.metrics import Metrics

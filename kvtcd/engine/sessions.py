@@ -11,10 +11,10 @@ import numpy as np
 
 from kvtcd.core import events as ev
 from kvtcd.core.errors import BadRequest, BlockMismatch, Busy, DeadlineExceeded, UnknownNamespace
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import EngineKey, RecordKey, chain_root
 from kvtcd.core.messages import BlockHead, BlockResult, Outcome
 from kvtcd.core.place import Tier
+from kvtcd.core.reason import Reason
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant

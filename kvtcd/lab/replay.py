@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Event, Reason
+from kvtcd.core.events import Event
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import FADING, HostTier, Policy, Share
+from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import Marks, Shelf
 from kvtcd.core.sightings import Sightings
 from kvtcd.lab.trace import Request

@@ -8,9 +8,9 @@ from support.scene import RAW, Scene, key, policy
 from kvtcd.core import events as ev
 from kvtcd.core.admission import admits
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.policy import Admit, DiskTier, Evict, HostTier, Policy, Share
+from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 

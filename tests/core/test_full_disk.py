@@ -6,9 +6,9 @@ from support.scene import PACKED, WAITS, Scene, policy
 
 from kvtcd.core import events as ev
 from kvtcd.core.account import KEPT, PAUSE, REST
-from kvtcd.core.events import Reason
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier
+from kvtcd.core.reason import Reason
 
 HELD = 100
 """Blocks on disk when it turns out to be full."""

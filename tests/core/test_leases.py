@@ -6,8 +6,8 @@ import pytest
 from support.scene import WAITS, Scene, key, policy
 
 from kvtcd.core import events as ev
-from kvtcd.core.events import Reason
 from kvtcd.core.policy import DiskTier, HostTier, Share
+from kvtcd.core.reason import Reason
 
 EVICT = DiskTier("evict", high=1.0, low=1.0)
 BRIM = HostTier("raw", high=1.0, low=1.0)

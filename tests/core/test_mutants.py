@@ -13,6 +13,7 @@ from support.histories import KEYS, CatalogMachine
 from kvtcd.core import events as ev
 from kvtcd.core import relief
 from kvtcd.core.keys import RecordKey
+from kvtcd.core.pins import Pins
 from kvtcd.core.place import Place
 from kvtcd.core.policy import Evict, HostTier, Policy
 from kvtcd.core.requests import Requests
@@ -42,14 +43,38 @@ def evict_a_pinned_copy(monkeypatch) -> None:
     busy = _Search._busy
 
     def blind(search, entry) -> bool:
-        pins = search._residents.pins.pop(entry.key, 0)
-        try:
+        with mock.patch.object(search._residents, "pins", Pins()):
             return busy(search, entry)
-        finally:
-            if pins:
-                search._residents.pins[entry.key] = pins
 
     monkeypatch.setattr(_Search, "_busy", blind)
+
+
+def forget_under_a_reader(monkeypatch) -> None:
+    let_go = Residents.let_go
+
+    def blind(residents, entry) -> None:
+        with mock.patch.object(residents, "pins", Pins()):
+            let_go(residents, entry)
+
+    monkeypatch.setattr(Residents, "let_go", blind)
+
+
+def drop_bytes_under_a_reader(monkeypatch) -> None:
+    drop = Residents.drop
+
+    def blind(residents, entry, place) -> None:
+        with mock.patch.object(residents, "pins", Pins()):
+            drop(residents, entry, place)
+
+    monkeypatch.setattr(Residents, "drop", blind)
+
+
+def keep_bytes_behind_the_last_reader(monkeypatch) -> None:
+    def careless(residents, key, place) -> None:
+        residents.pins.give_back(key, place)
+        residents.let_go(residents.entries[key])
+
+    monkeypatch.setattr(Residents, "unpin", careless)
 
 
 def drop_before_ready(monkeypatch) -> None:
@@ -66,10 +91,10 @@ def drop_before_ready(monkeypatch) -> None:
 def pin_while_queued(monkeypatch) -> None:
     get = Requests.get
 
-    def eager(requests, ticket, key) -> None:
-        get(requests, ticket, key)
+    def eager(requests, ticket, key, *, unpacks=False) -> None:
+        get(requests, ticket, key, unpacks=unpacks)
         if ticket in requests._room.promotions.get(key, ()):
-            requests._residents.pins[key] += 1
+            requests._residents.pins.take(key, Place.HOST)
 
     monkeypatch.setattr(Requests, "get", eager)
 
@@ -118,7 +143,13 @@ def a_lease_under_pressure() -> None:
     machine.teardown()
 
 
-@pytest.mark.parametrize("mutant", [drop_before_ready, pin_while_queued, serve_what_is_still_filling])
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        drop_before_ready, pin_while_queued, serve_what_is_still_filling, forget_under_a_reader,
+        drop_bytes_under_a_reader, keep_bytes_behind_the_last_reader,
+    ],
+)  # fmt: skip
 def test_a_broken_rule_is_noticed(monkeypatch, mutant) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):

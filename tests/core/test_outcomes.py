@@ -6,9 +6,9 @@ import pytest
 from support.scene import PACKED, RAW, WAITS, Scene, key, policy
 
 from kvtcd.core import events as ev
-from kvtcd.core.events import Reason
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import DiskTier, HostTier, Promote
+from kvtcd.core.reason import Reason
 
 EVICT = DiskTier("evict", high=1.0, low=1.0)
 

@@ -6,9 +6,9 @@ import pytest
 from support.scene import RAW, WAITS, Scene, key, policy
 
 from kvtcd.core import events as ev
-from kvtcd.core.events import Reason
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import DiskTier, Evict, HostTier, Promote, Share
+from kvtcd.core.reason import Reason
 
 EVICT = DiskTier("evict", high=1.0, low=1.0)
 BRIM = HostTier("raw", high=1.0, low=1.0)

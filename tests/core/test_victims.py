@@ -129,10 +129,10 @@ def test_a_chain_whose_end_is_read_waits() -> None:
     tiers = Tiers()
     for number in range(3):
         tiers.add(number, number - 1 if number else None)
-    tiers.residents.pins[key(2)] = 1
+    tiers.residents.pins.take(key(2), Place.HOST)
 
     assert tiers.victims(Place.HOST, 1) == []
-    del tiers.residents.pins[key(2)]
+    tiers.residents.pins.give_back(key(2), Place.HOST)
     assert tiers.evict_one().key == key(2)
 
 

@@ -14,10 +14,11 @@ from support.invariants import check, checked_victims
 from kvtcd.core import events as ev
 from kvtcd.core.arrival import Arrival
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Reason
+from kvtcd.core.entry import State
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import MEMORY, Form, Place, Tier
 from kvtcd.core.policy import Admit, DiskTier, Evict, EvictName, HostTier, Policy, Promote, Share
+from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 
@@ -63,7 +64,9 @@ class World:
     filling: list[RecordKey] = field(default_factory=list)
     arriving: dict[RecordKey, int | None] = field(default_factory=dict)
     """What of these fills is packed, from another host: what is left of their time."""
-    reading: list[RecordKey] = field(default_factory=list)
+    reading: list[tuple[RecordKey, Place]] = field(default_factory=list)
+    spoilt: set[tuple[RecordKey, Place]] = field(default_factory=set)
+    """Copies of which a move or a reader said that they are damaged, and those that went with their file."""
     leases: list[tuple[RecordKey, ...]] = field(default_factory=list)
     moment: int = 0
     """Events told so far."""
@@ -127,8 +130,8 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.moment += 1
         for action in self.catalog.handle(event):
             match action:
-                case ev.Grant(ticket):
-                    self.granted(self.world.waiting.pop(ticket))
+                case ev.Grant(ticket, place):
+                    self.granted(self.world.waiting.pop(ticket), place)
                 case ev.Deny(ticket, reason):
                     self.denied(self.world.waiting.pop(ticket), reason)
                 case ev.Move(key, source, target, after):
@@ -141,7 +144,7 @@ class CatalogMachine(RuleBasedStateMachine):
                     assert not (packs and packed) or dropping, "packing happens once"
                     self.world.moves.append(action)
                 case ev.Drop(key, place):
-                    assert not (place is Place.HOST and key in self.world.reading), "never under a reader"
+                    assert (key, place) not in self.world.reading, "never under a reader"
                     assert all(m.key != key or m.source is not place for m in self.world.moves)
                     self.world.drops.append(action)
                 case ev.Lost(key, _, reason):
@@ -156,13 +159,14 @@ class CatalogMachine(RuleBasedStateMachine):
                 seldom = self.world.seen[key] < policy.admit.on_sight
                 assert seldom or policy.evict.policy == "lfu", "only lfu compares newcomers"
             case ev.Get(_, key), Reason.NOT_FOUND:
+                read = [place for reader, place in self.world.reading if reader == key]
                 assert (
-                    key not in self.world.reading
+                    all((key, place) in self.world.spoilt for place in read)
                     or self.world.now >= self.world.ends[key]
                     or key in self.catalog.residents.doomed
                 ), "what is read can be found"
 
-    def granted(self, request: ev.Event) -> None:
+    def granted(self, request: ev.Event, place: Place | None) -> None:
         match request:
             case ev.Put(_, key, namespace):
                 self.world.filling.append(key)
@@ -171,9 +175,12 @@ class CatalogMachine(RuleBasedStateMachine):
                 if request.arrival:
                     ttl = self.world.arriving[key] = request.arrival.ttl
                 self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
-            case ev.Get(_, key):
-                assert self.world.bytes_at.get((key, Place.HOST)), "a reader finds bytes"
-                self.world.reading.append(key)
+            case ev.Get(_, key, unpacks):
+                assert self.world.bytes_at.get((key, place)), "a reader finds bytes"
+                raw = [p for p in (Place.GPU, Place.HOST) if self.world.bytes_at.get((key, p))]
+                assert place is Place.HOST or (unpacks and place in self.catalog.places(key)[:1])
+                assert place is Place.HOST or not self.served(key, raw), "a raw copy is read if there is one"
+                self.world.reading.append((key, place))
             case ev.Prefetch(_, key, tier):
                 place = Place.GPU if tier is Tier.GPU else Place.HOST
                 assert self.world.bytes_at.get((key, place)), "what was fetched ahead is there"
@@ -224,11 +231,22 @@ class CatalogMachine(RuleBasedStateMachine):
         ticket, arrival = self.next_ticket(), Arrival(packed, ttl)
         self.ask(ev.Put(ticket, key, namespace_of(key), nbytes, nbytes, arrival=arrival), ticket)
 
-    @rule(key=st.sampled_from(KEYS))
-    def get(self, key: RecordKey) -> None:
+    def served(self, key: RecordKey, places: list[Place]) -> bool:
+        return any(place in self.catalog.places(key) for place in places)
+
+    @rule(key=st.sampled_from(KEYS), unpacks=st.booleans())
+    def get(self, key: RecordKey, unpacks: bool = False) -> None:
         ticket = self.next_ticket()
-        self.world.seen[key] += bool(self.catalog.tiers(key))
-        self.ask(ev.Get(ticket, key), ticket)
+        places = self.catalog.places(key)
+        self.world.seen[key] += bool(places)
+        rising = {m.key for m in self.world.moves if m.target is Place.HOST} | {*self.catalog.room.promotions}
+        self.ask(ev.Get(ticket, key, unpacks), ticket)
+        if unpacks and places and places[0].form is Form.PACKED:
+            assert (key, places[0]) in self.world.reading, "who unpacks is answered at once"
+            later = {m.key for m in self.world.moves if m.target is Place.HOST} | {
+                *self.catalog.room.promotions
+            }
+            assert key in rising or key not in later, "and asks for no raw copy"
 
     @rule(key=st.sampled_from(KEYS), tier=st.sampled_from(list(Tier)))
     def prefetch(self, key: RecordKey, tier: Tier) -> None:
@@ -283,10 +301,14 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.filling.remove(key)
         place = self.place_of(key)
         if arrives:
-            self.world.bytes_at[key, place] = True
+            self.there_is(key, place)
             self.tell(ev.Filled(key, place))
         else:
             self.tell(ev.Abandoned(key, place))
+
+    def there_is(self, key: RecordKey, place: Place) -> None:
+        self.world.bytes_at[key, place] = True
+        self.world.spoilt.discard((key, place))
 
     def place_of(self, key: RecordKey) -> Place:
         """Return where the bytes of a granted put go."""
@@ -297,9 +319,14 @@ class CatalogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.reading)
     @rule(data=st.data())
     def release(self, data) -> None:
-        key = data.draw(st.sampled_from(self.world.reading))
-        self.world.reading.remove(key)
-        self.tell(ev.Release(key))
+        key, place = reader = data.draw(st.sampled_from(self.world.reading))
+        self.world.reading.remove(reader)
+        damaged = place.form is Form.PACKED and data.draw(st.booleans())
+        if damaged and key not in self.catalog.residents.transfers:
+            self.world.spoilt.add(reader)
+        self.tell(ev.Release(key, place, damaged))
+        if damaged and key not in self.catalog.residents.transfers:
+            assert place not in self.catalog.places(key), "what is damaged is served no more"
 
     @precondition(lambda self: self.world.moves)
     @rule(
@@ -315,7 +342,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.moves.remove(move)
         raw = self.catalog.residents.entries[move.key].raw_bytes
         if outcome == "moved":
-            self.world.bytes_at[move.key, move.target] = True
+            self.there_is(move.key, move.target)
             size = raw if move.target.form is Form.RAW else max(1, raw + 1 - shrink)
             if move.source.form is Form.PACKED and move.target.form is Form.PACKED:
                 size = self.catalog.residents.entries[move.key].copies[move.source].nbytes
@@ -323,6 +350,8 @@ class CatalogMachine(RuleBasedStateMachine):
             self.tell(ev.Moved(move.key, size))
         else:
             damaged = outcome == "damaged" and move.source.form is Form.PACKED
+            if damaged:
+                self.world.spoilt.add((move.key, move.source))
             full = outcome == "full" and move.target is Place.DISK
             self.tell(ev.MoveFailed(move.key, damaged=damaged, full=full))
 
@@ -343,6 +372,7 @@ class CatalogMachine(RuleBasedStateMachine):
         gone = [key for key in sorted(keys) if all(move.key != key for move in self.world.moves)]
         for key in gone:
             self.world.bytes_at.pop((key, Place.DISK), None)
+            self.world.spoilt.add((key, Place.DISK))
         self.world.unlinked = True
         self.tell(ev.Unlinked(tuple(gone)))
         self.world.unlinked = False
@@ -356,7 +386,7 @@ class CatalogMachine(RuleBasedStateMachine):
             return
         if not self.on_disk[namespace - 1]:
             return
-        self.world.bytes_at[key, Place.DISK] = True
+        self.there_is(key, Place.DISK)
         self.world.born[key] = self.world.moment
         self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
         self.tell(ev.Recovered((ev.Found(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl),)))
@@ -365,6 +395,9 @@ class CatalogMachine(RuleBasedStateMachine):
     def truth(self) -> None:
         if hasattr(self, "catalog"):
             check(self.catalog)
+            for key, place in self.world.reading:
+                ready = self.catalog.residents.entries[key].ready(place)
+                assert ready or (key, place) in self.world.spoilt, "3: what is read stays"
             for key in KEYS:
                 for place in self.catalog.places(key):
                     assert self.world.bytes_at.get((key, place)), "only what is there is offered"
@@ -387,6 +420,9 @@ class CatalogMachine(RuleBasedStateMachine):
         self.catch_up()
         assert not self.world.waiting, f"still waiting: {self.world.waiting}"
         assert not self.world.moves
+        for entry in self.catalog.residents.entries.values():
+            copies = entry.copies.values()
+            assert all(copy.state is State.READY for copy in copies), "what is to go goes behind its readers"
         self.wait(100)
         self.catch_up()
         forgotten = [key for key, end in self.world.ends.items() if end <= self.world.now]
@@ -401,10 +437,10 @@ class CatalogMachine(RuleBasedStateMachine):
             elif self.world.filling:
                 key = self.world.filling.pop()
                 place = self.place_of(key)
-                self.world.bytes_at[key, place] = True
+                self.there_is(key, place)
                 self.tell(ev.Filled(key, place))
             elif self.world.reading:
-                self.tell(ev.Release(self.world.reading.pop()))
+                self.tell(ev.Release(*self.world.reading.pop()))
             else:
                 break
             check(self.catalog)

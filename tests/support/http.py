@@ -112,7 +112,7 @@ class Daemon:
         pinned = [
             e
             for e in entries
-            if residents.pins[e.key] or promotions.get(e.key) or e.key in residents.transfers
+            if e.key in residents.pins or promotions.get(e.key) or e.key in residents.transfers
         ]
         return (
             [self.app[IN_FLIGHT].held, *moving, *pinned]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kvtcd.core.entry import State
-from kvtcd.core.place import BASES, MEMORY, Place, Tier
+from kvtcd.core.place import BASES, MEMORY, Form, Place, Tier
 from kvtcd.core.victims import MOST, victims
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ def check(catalog: Catalog) -> None:
     for key, entry in residents.entries.items():
         assert entry.copies, "1: a block without copies is forgotten"
         transfer = residents.transfers.get(key)
-        if residents.pins[key]:
-            assert entry.ready(Place.HOST), "3: a pinned host copy is READY and stays"
+        for place in Place:
+            if residents.pins.at(key, place):
+                assert place is not Place.GPU, "nobody reads there"
+                assert entry.at(place), "3: a copy that is read stays"
+                assert entry.ready(place) or place.form is Form.PACKED, "3: a raw copy that is read is READY"
         if transfer:
             assert entry.ready(transfer.source), "2: a source is READY while its transfer runs"
             assert entry.copies[transfer.target].state is State.FILLING
@@ -55,7 +58,7 @@ def check(catalog: Catalog) -> None:
             if copy.state is State.FILLING and not transfer:
                 assert place in (Place.HOST, Place.PACKED), "only puts and transfers fill"
         leaves = residents.outgoing.get(key, ())
-        free = not transfer and not residents.pins[key] and key not in residents.doomed
+        free = not transfer and key not in residents.pins and key not in residents.doomed
         if free and entry.kept(without=leaves):
             assert not any(entry.ready(place) for place in leaves), "who is to leave, leaves"
         if entry.parent is not None:
@@ -71,7 +74,11 @@ def check(catalog: Catalog) -> None:
     known = residents.entries.keys()
     assert residents.transfers.keys() | residents.superseding.keys() <= known
     assert residents.doomed | residents.failed | residents.outgoing.keys() <= known
-    assert all(count > 0 for count in (*residents.pins.values(), *residents.leases.values()))
+    assert all(count > 0 for count in residents.leases.values())
+    for key in residents.entries:
+        counts = [residents.pins.at(key, place) for place in Place]
+        assert min(counts) >= 0
+        assert (key in residents.pins) == any(counts)
     for key in (*room.promotions, *room.demotions, *room.lifts, *room.refills, *room.passing):
         assert key in residents.entries, "a queue holds only known blocks"
     for put in room.puts.values():
@@ -146,7 +153,7 @@ def _leaf_wise(residents: Residents, entry: Entry, place: Place, *, packing: boo
 def _in_use(residents: Residents, entry: Entry, place: Place) -> bool:
     leaves = residents.outgoing.get(entry.key)
     left_for = leaves is not None and place not in leaves
-    read = place is Place.HOST and residents.pins[entry.key] > 0
+    read = residents.pins.at(entry.key, place) > 0
     return entry.key in residents.transfers or left_for or read
 
 

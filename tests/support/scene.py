@@ -9,10 +9,10 @@ from support.invariants import check
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form, Place, Tier
 from kvtcd.core.policy import Evict, Policy, Share
+from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 
@@ -60,6 +60,8 @@ class Scene:
         self.lost: list[tuple[int, Reason]] = []
         self.left: list[ev.Event] = []
         self.answers: dict[int, Answer] = {}
+        self.pinned: dict[int, Place | None] = {}
+        """Where each granted reader's copy is."""
         self.puts: dict[int, RecordKey] = {}
         self.started: list[ev.Move] = []
         policies = {1: self.policies} if isinstance(self.policies, Policy) else dict(self.policies)
@@ -82,8 +84,9 @@ class Scene:
         for event in pending:
             for action in self.catalog.handle(event):
                 match action:
-                    case ev.Grant(ticket):
+                    case ev.Grant(ticket, place):
                         self.answers[ticket] = None
+                        self.pinned[ticket] = place
                         if (granted := self.puts.get(ticket)) is not None:
                             pending.append(ev.Filled(granted))
                     case ev.Deny(ticket, reason):
@@ -114,8 +117,11 @@ class Scene:
         self.puts[self.ticket + 1] = key(number)
         return self.ask(lambda t: ev.Put(t, key(number), namespace, tokens, nbytes, above, patient=patient))
 
-    def get(self, number: int) -> int:
-        return self.ask(lambda t: ev.Get(t, key(number)))
+    def get(self, number: int, *, unpacks: bool = False) -> int:
+        return self.ask(lambda t: ev.Get(t, key(number), unpacks))
+
+    def release(self, number: int, place: Place = Place.HOST, *, damaged: bool = False) -> None:
+        self.tell(ev.Release(key(number), place, damaged))
 
     def read(self, number: int) -> None:
         """Read a block to its end; it comes up first if it must."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from kvtcd.core import events as ev
 from kvtcd.core.arrival import Arrival
 from kvtcd.core.errors import Corrupt, DeadlineExceeded, RemoteFailed
-from kvtcd.core.events import Reason
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
+from kvtcd.core.reason import Reason
 from kvtcd.core.record import MAX_ENVELOPE_BYTES, Envelope
 from kvtcd.core.remote import names
 from kvtcd.core.remote.presence import Presence
