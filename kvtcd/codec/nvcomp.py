@@ -11,6 +11,7 @@ MAC (`core.record`); never compressed bytes that a client has sent.
 
 from __future__ import annotations
 
+import atexit
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
@@ -160,6 +161,8 @@ class Nvcomp:
     def __init__(self, api: Any, device: torch.device, residency: Residency) -> None:  # noqa: ANN401 - it has no types
         self._api, self._device = api, device
         self._streams: dict[int, _OnStream] = {}  # each used by one thread alone
+        # The library keeps it in a static that outlives Python, and to give it up there ends the process.
+        atexit.register(api.set_device_allocator)
         api.set_device_allocator(partial(_Memory.allocate, residency=residency))
 
     def inflated(self, blob: Blob) -> list[Plain]:

@@ -157,6 +157,10 @@ class FakeNvcomp:
     codecs: list = field(default_factory=list)
     allocators: list = field(default_factory=list)
 
+    def set_device_allocator(self, allocator: object = None) -> None:
+        """Note an allocator; None gives it up."""
+        self.allocators.append(allocator)
+
 
 def install(monkeypatch: pytest.MonkeyPatch, version: str = "6.0.0", flaw: str = "") -> FakeNvcomp:
     """Put it in nvCOMP's place until the test ends. `fake_cuda` must be there too: it has the streams."""
@@ -166,7 +170,7 @@ def install(monkeypatch: pytest.MonkeyPatch, version: str = "6.0.0", flaw: str =
     api = types.ModuleType("nvidia.nvcomp")
     for name, value in {
         "__version__": version, "BitstreamKind": BitstreamKind, "Codec": Codec, "as_array": as_array,
-        "as_arrays": as_arrays, "set_device_allocator": state.allocators.append,
+        "as_arrays": as_arrays, "set_device_allocator": state.set_device_allocator,
     }.items():  # fmt: skip
         setattr(api, name, value)
     parent = types.ModuleType("nvidia")
