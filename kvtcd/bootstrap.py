@@ -217,9 +217,11 @@ def _assemble(
         stages = next(iter(by_device.values()))
     else:
         stages = copies_on_cuda(device.device, lost) if device else on_threads()
-    copied = device or accelerators or (config.gpu.regions and torch.cuda.is_available())
-    pinned = pin(memory.slab) if copied else None
-    metrics.pinned.set(pinned is not None)
+    copies = device.device if device else next((each.device for each in accelerators.values()), None)
+    if copies is None and config.gpu.regions and torch.cuda.is_available():
+        copies = torch.device("cuda", config.gpu.device)
+    pinned = pin(memory.chunks, copies) if copies else None
+    metrics.pinned.set(pinned.share if pinned else 0)
     tiers = shelves(
         policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,
         disk=config.disk.capacity, granule=GRANULE, tenants=config.tenants.share(),

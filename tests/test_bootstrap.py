@@ -24,10 +24,11 @@ from support.toy import soon
 from typer.testing import CliRunner
 
 from kvtcd import bootstrap, cli, machine
-from kvtcd.codec import nvcomp
+from kvtcd.codec import fused, nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import StagedEncoder
+from kvtcd.codec.uniform import InTorch
 from kvtcd.config import Config, dump, load, load_policies
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey, TenantKeys
@@ -35,6 +36,7 @@ from kvtcd.core.messages import BlockHead
 from kvtcd.engine.cuda import CudaStream
 from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.serve import serve
+from kvtcd.tiers import memory
 from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.state import StateDirectory
 
@@ -90,10 +92,11 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     """One CUDA device, which is the CPU."""
     fake_cuda.install(monkeypatch)
     fake_nvcomp.install(monkeypatch)
+    monkeypatch.setattr(fused, "load", lambda _: InTorch())  # kernels take minutes in Triton's interpreter
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    memory = SimpleNamespace(total_memory=1 << 30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    properties = SimpleNamespace(total_memory=1 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(machine, "_cuda", lambda _config, _field: torch.device("cpu"))
     return fake_cudart.install(monkeypatch)
 
@@ -378,6 +381,32 @@ async def test_where_pinning_fails_the_daemon_goes_on(tmp_path, twin, caplog) ->
 
 
 @pytest.mark.asyncio
+async def test_a_part_that_is_pinned_is_used_and_told(tmp_path, twin, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(memory, "CHUNK", 1 << 20)
+    twin.answer, twin.good = fake_cudart.OUT_OF_MEMORY, 3
+    with caplog.at_level(logging.WARNING):
+        async with bootstrap.service(configuration(tmp_path, gpu=1 << 20)) as service:
+            held = list(twin.registered.values())
+            same, share = await there_and_back(service), gauge(service, "kvtcd_host_pinned")
+
+    assert (same, share, held, twin.registered) == ([True] * BLOCKS, 0.75, [1 << 20] * 3, {})
+    assert twin.devices == {torch.device("cpu")}, "which is the only device of the twin"
+    assert any("1,048,576 of 4,194,304 bytes" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [0, 1])
+async def test_for_regions_alone_memory_is_pinned_by_the_device_that_is_named(tmp_path, twin, number) -> None:
+    config = configuration(tmp_path, device="cpu", gpu=0)
+    gpu = config.gpu.model_copy(update={"regions": True, "device": number})
+    config = config.model_copy(update={"gpu": gpu})
+    async with bootstrap.service(config) as service:
+        assert gauge(service, "kvtcd_host_pinned") == 1
+
+    assert twin.devices == {torch.device("cuda", number)}
+
+
+@pytest.mark.asyncio
 @pytest.mark.usefixtures("twin")
 async def test_a_gpu_that_only_holds_blocks_packs_none(tmp_path) -> None:
     config = configuration(tmp_path, device="cpu", gpu=1 << 20)
@@ -526,6 +555,7 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["lossless", "kvtc", "kvtc2"])
 async def test_a_whole_daemon_on_a_gpu(tmp_path, name, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "load", lambda _: InTorch())  # kernels take minutes in Triton's interpreter
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     config = configuration(tmp_path, gpu=1 << 20, name=name)
     await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)

@@ -147,7 +147,9 @@ class Metrics:
         )
         self.used = self.gauge("used_bytes", "Bytes in use", "tier")
         self.capacity = self.gauge("capacity_bytes", "Bytes at most", "tier")
-        self.pinned = self.gauge("host_pinned", "Whether a GPU copies from and to host memory on its own")
+        self.pinned = self.gauge(
+            "host_pinned", "Share of host memory that a GPU copies from and to on its own"
+        )
         self.tier_blocks = self.gauge("tier_blocks", "Blocks that can be read from each tier", "tier")
         self.blocks = self.gauge("blocks", "Blocks that can be served")
         self.waiting = self.gauge("waiting", "Requests that wait for room or a move")

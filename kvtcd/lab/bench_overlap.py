@@ -191,7 +191,7 @@ async def measure(
     spans: list[Span] = []
     stages, lane = on_cuda(device) if device else on_threads(), Lane("disk")
     memory = HostMemory(groups * (raw.size + GRANULE))
-    pinned = pin(memory.slab) if device else None
+    pinned = pin(memory.chunks, device) if device else None
     writer = Writer(await lane.run(SlowDisk, folder / "tenant", delay), lane)
     tenant = Tenant(TenantKeys.derive(secrets.token_bytes(32), "bench"), writer)
     namespace = Namespace("bench", "bench", identity, identity.digest, 1, 1, Policy("bench"), codec, codec)

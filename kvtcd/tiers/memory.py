@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,9 @@ from kvtcd.core.place import Form
 from kvtcd.tiers.arena import Arena, Extent
 
 GRANULE = 4096
+CHUNK = 64 << 30
+"""Bytes that a GPU is made to reach by itself at once. Drivers refuse to register 512 GiB, however much is
+free, and to copy what lies across the border of two registrations, so no piece of a block does."""
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -53,5 +56,17 @@ class HostMemory:
             self._arena.release(extents)
 
     def pieces(self, key: RecordKey, form: Form = Form.RAW) -> Sequence[Bytes]:
-        """Return the writable bytes of a copy, in order; valid until `free`."""
-        return [self.slab[offset : offset + nbytes] for offset, nbytes in self._copies[key, form]]
+        """Return the writable bytes of a copy, in order, none of them across `chunks`; valid until `free`."""
+        return [piece for extent in self._copies[key, form] for piece in self._cut(*extent)]
+
+    @property
+    def chunks(self) -> Sequence[Bytes]:
+        """All of it, in parts of `CHUNK` bytes and one that may be shorter."""
+        return list(self._cut(0, self.slab.size))
+
+    def _cut(self, offset: int, nbytes: int) -> Iterator[Bytes]:
+        end = offset + nbytes
+        while offset < end:
+            border = min(end, (offset // CHUNK + 1) * CHUNK)
+            yield self.slab[offset:border]
+            offset = border

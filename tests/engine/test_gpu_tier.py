@@ -60,7 +60,7 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
     made = LateMemory if kind == "stand-in" else DeviceMemory
     host = HostMemory(6 * GRANULE)
     device = made(6 * GRANULE, torch.device("cuda" if kind == "cuda" else "cpu"))
-    pinned = pin(host.slab) if kind == "cuda" else None
+    pinned = pin(host.chunks, device.device) if kind == "cuda" else None
     for memory in {"host": [host], "device": [device], "both": [host, device]}[cut]:
         cut_up(memory)
     stages = on_threads() if kind == "threads" else copies_on_cuda(torch.device("cuda"))

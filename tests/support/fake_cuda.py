@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _current = threading.local()
 _numbers = itertools.count(1)
+FIRST = torch.device("cuda", 0)
 
 
 def launch(kernel: Callable[[], object]) -> None:
@@ -75,6 +76,21 @@ def _stream(stream: _Stream) -> Iterator[None]:
             _current.stream = outer
 
 
+@contextmanager
+def device(device: torch.device) -> Iterator[None]:
+    """What is current on this thread meanwhile: of `torch.cuda`."""
+    outer, _current.device = current_device(), device
+    try:
+        yield
+    finally:
+        _current.device = outer
+
+
+def current_device() -> torch.device:
+    """The device that is current on this thread; on a new one the first."""
+    return getattr(_current, "device", FIRST)
+
+
 def _current_stream(_device: torch.device) -> _Stream | type[_Default]:
     return getattr(_current, "stream", _Default)
 
@@ -90,6 +106,9 @@ def break_down(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put it in CUDA's place until the test ends."""
-    stand_ins = {"Stream": _Stream, "Event": _Event, "stream": _stream, "current_stream": _current_stream}
+    stand_ins = {
+        "Stream": _Stream, "Event": _Event, "stream": _stream, "current_stream": _current_stream,
+        "device": device,
+    }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)

@@ -70,9 +70,9 @@ def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, obje
     )
     for kind in ("pageable", "pinned"):
         begin = time.perf_counter()
-        pinned = pin(memory.slab) if kind == "pinned" else None
+        pinned = pin(memory.chunks, device) if kind == "pinned" else None
         took = time.perf_counter() - begin
-        if kind == "pinned" and pinned is None:
+        if pinned and not pinned.share:
             break
         rows.append(
             {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvtcd.core.keys import RecordKey
+from kvtcd.tiers import memory as memory_module
 from kvtcd.tiers.memory import GRANULE, HostMemory
 
 
@@ -40,6 +41,22 @@ def test_a_block_is_one_piece_where_there_is_room_for_it() -> None:
 
     assert memory.capacity == 4 * GRANULE
     assert piece.size == 2 * GRANULE
+
+
+def test_no_piece_lies_across_the_border_of_two_chunks(monkeypatch) -> None:
+    monkeypatch.setattr(memory_module, "CHUNK", 2 * GRANULE)
+    memory = HostMemory(7 * GRANULE)
+    memory.allocate(key(1), GRANULE)
+    memory.allocate(key(2), 5 * GRANULE - 9)
+    pieces = memory.pieces(key(2))
+    pieces[0][:], pieces[1][:], pieces[2][:] = 1, 2, 3
+
+    assert [piece.size for piece in pieces] == [GRANULE, 2 * GRANULE, 2 * GRANULE - 9]
+    assert memory.slab[GRANULE : 6 * GRANULE - 9].tolist() == [
+        number for number, piece in enumerate(pieces, 1) for _ in range(piece.size)
+    ]
+    assert [chunk.size for chunk in memory.chunks] == [2 * GRANULE] * 3 + [GRANULE]
+    assert sum(chunk.ctypes.data == memory.slab.ctypes.data for chunk in memory.chunks) == 1
 
 
 def test_more_than_there_is_is_refused() -> None:
