@@ -161,7 +161,8 @@ def _operation(
         launches=launches,
         crosses=crosses,
         to_host=to_host,
-        waits=name in _WAITING or (to_host and not lets_go),
+        # A copy that has to be done when it returns ends with a wait for the stream, whichever way it goes.
+        waits=name in _WAITING or (crosses > 0 and not lets_go),
     )
 
 

@@ -54,16 +54,20 @@ def test_operations_are_told_with_their_bytes_and_sides():
         int(product.sum())
         product.to("cpu")
         torch.empty(9).copy_(product.view(9), non_blocking=True)
+        torch.empty_like(there).copy_(here)
+        here.to(DEVICE, non_blocking=True)
     seen = [(one.name, one.nbytes, one.crosses, one.to_host, one.waits) for one in told if one.launches]
 
     assert seen == [
-        ("_to_copy", 2 * 48, 48, False, False),
+        ("_to_copy", 2 * 48, 48, False, True),
         ("mm", 48 + 48 + 36, 0, False, False),
         ("sum", 36 + 4, 0, False, False),
         ("_to_copy", 2 * 36, 36, True, True),
         ("copy_", 2 * 36, 36, True, False),
+        ("copy_", 2 * 48, 48, False, True),
+        ("_to_copy", 2 * 48, 48, False, False),
     ]
-    assert [one.name for one in told if one.waits] == ["_local_scalar_dense", "_to_copy"]
+    assert [one.name for one in told if one.waits] == ["_to_copy", "_local_scalar_dense", "_to_copy", "copy_"]
 
 
 @pytest.mark.parametrize("name", CODECS)
