@@ -555,7 +555,6 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["lossless", "kvtc", "kvtc2"])
 async def test_a_whole_daemon_on_a_gpu(tmp_path, name, monkeypatch) -> None:
-    monkeypatch.setattr(fused, "load", lambda _: InTorch())  # kernels take minutes in Triton's interpreter
     monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
     config = configuration(tmp_path, gpu=1 << 20, name=name)
     await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)

@@ -26,6 +26,8 @@ _CACHED = 1 << 19
 """Elements handled at a time on a CPU: 2 MB of float32, which stay in cache. On a GPU all at once."""
 _SPOT = 64
 """Components whose orthonormality is tested."""
+_NATIVE = (8, 0)
+"""Compute capability from which a GPU multiplies bfloat16."""
 _ORTHONORMAL = 0.02
 """Deviation that float16 entries may cause, with room to spare."""
 
@@ -172,7 +174,7 @@ def orthonormal(basis: Tensor) -> bool:
 def product_dtype(device: torch.device) -> torch.dtype:
     """Element type of the matrix products on a device: bfloat16 where it is native."""
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= _NATIVE else torch.float32
     native = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001 - torch has no public name for it
     return torch.bfloat16 if native else torch.float32
 

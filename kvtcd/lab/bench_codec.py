@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -87,7 +87,9 @@ def command(
         accelerator = replace(accelerator, arithmetic=InTorch())
     kernels = kernels and not (accelerator and isinstance(accelerator.arithmetic, InTorch))
     figures = Figures((), ())
-    with _threads(threads), terminal.progress(terminal.console(), transient=True) as progress:
+    # Kernels and the clock's events are told to the device that is current.
+    there = torch.cuda.device(accelerator.device) if accelerator else nullcontext()
+    with _threads(threads), there, terminal.progress(terminal.console(), transient=True) as progress:
         if not predict:
             clock = DeviceClock() if accelerator else HostClock(threads)
             bench = Bench(codecs or known, accelerator, clock)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import fake_cuda
 from support.codec_world import World, kv
 
 from kvtcd.codec import fused
@@ -176,6 +177,14 @@ def test_without_triton_torch_does_it(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "kvtcd.codec.kernels", None)
     assert isinstance(fused.load(torch.device("cuda", 0)), InTorch)
     assert "Triton is not installed" in caplog.text
+
+
+def test_kernels_are_tried_on_the_device_that_they_are_for(monkeypatch):
+    second, tried = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "device", fake_cuda.device)
+    monkeypatch.setattr(fused, "prove", lambda _, device: tried.append((device, fake_cuda.current_device())))
+    assert isinstance(fused.load(second), InTriton)
+    assert tried == [(second, second)], "which Triton launches on"
 
 
 @devices

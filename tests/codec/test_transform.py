@@ -1,11 +1,13 @@
 """Against a float64 product of rows gathered one element at a time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.codec_world import DEFAULT, World, kv, mla
 
 from kvtcd.codec.rope import Rotation
-from kvtcd.codec.transform import Transform, product_dtype, rows, views
+from kvtcd.codec.transform import Transform, _product, product_dtype, rows, views
 from kvtcd.core.layout import Dtype
 
 L, T, H, D, R = 5, 37, 2, 16, 40
@@ -125,3 +127,23 @@ def test_blocks_larger_than_a_cache_are_cut_without_a_seam():
 def test_the_product_type_of_a_cpu_is_bfloat16_exactly_where_it_is_native():
     native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     assert product_dtype(torch.device("cpu")) is (torch.bfloat16 if native else torch.float32)
+
+
+def test_the_product_type_is_that_of_the_device_which_multiplies(monkeypatch):
+    capability = {0: (7, 5), 1: (8, 0), 2: (9, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[device.index])
+    found = [product_dtype(torch.device("cuda", index)) for index in capability]
+    assert found == [torch.float32, torch.bfloat16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("is_cuda", "dtype", "given"),
+    [
+        (True, torch.bfloat16, {"out_dtype": torch.float32}),
+        (True, torch.float32, {}),
+        (False, torch.bfloat16, {}),
+    ],
+)
+def test_a_gpu_gives_out_the_sums_as_they_are(monkeypatch, is_cuda, dtype, given):
+    monkeypatch.setattr(torch, "mm", lambda _left, _right, **told: told)
+    assert _product(SimpleNamespace(is_cuda=is_cuda, dtype=dtype), None) == given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,21 @@ async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monke
     assert before == (False, False, [], 1, 1)
     assert after == (2, 20, 0, 0)
     assert log == ["first", "second"]
+
+
+async def test_what_someone_waits_for_goes_before_the_way_down(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority=0: SimpleNamespace(priority=priority))
+    stages = on_cuda(DEVICE)
+    own = {
+        name: getattr(stages, name).stream._stream.priority
+        for name in ("inflate", "synthesize", "copy", "analyze", "deflate")
+    }
+    for stream in stages.streams():
+        await stream.close()
+
+    assert own == {"inflate": -1, "synthesize": -1, "copy": -1, "analyze": 0, "deflate": 0}, (
+        "lower goes first"
+    )
 
 
 async def test_a_call_that_fails_behind_a_launch_ends_when_the_device_has_let_go(monkeypatch) -> None:

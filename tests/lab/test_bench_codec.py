@@ -14,8 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
+from support import fake_cuda
 
 from kvtcd import cli
+from kvtcd.codec.staged import Accelerator
 from kvtcd.codec.stages import stage
 from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import CodecId, Kind, parse
@@ -307,6 +309,19 @@ def test_a_device_that_is_not_there_is_not_available(device, monkeypatch, capsys
     with pytest.raises(KvtcdError):
         accelerator_for(device)
     assert accelerator_for("cpu") is None
+
+
+def test_all_is_told_to_the_device_that_was_asked_for(monkeypatch):
+    second, current = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "device", fake_cuda.device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(bench_codec, "accelerator_for", lambda _: Accelerator(second))
+    monkeypatch.setattr(
+        bench_codec.Bench, "measure",
+        lambda *_: current.append(fake_cuda.current_device()) or Figures((), ()),
+    )  # fmt: skip
+    assert command("--device", "cuda:1", monkeypatch=monkeypatch) == 0
+    assert (current, fake_cuda.current_device()) == ([second], fake_cuda.FIRST)
 
 
 @pytest.mark.gpu

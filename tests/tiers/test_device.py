@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvtcd.core.keys import RecordKey
+from kvtcd.lab.second_device import DEVICE, SecondDevice
 from kvtcd.tiers.device import GRANULE, DeviceMemory
 
 CPU = torch.device("cpu")
@@ -61,6 +62,22 @@ def test_what_is_uploaded_is_a_copy() -> None:
     memory.download(key(1), [again])
 
     assert np.array_equal(again, data)
+
+
+def test_nobody_waits_for_a_copy_either_way() -> None:
+    told = []
+    with SecondDevice(told.append):
+        memory, data = DeviceMemory(2 * GRANULE, DEVICE), noise(GRANULE)
+        memory.allocate(key(1), data.size)
+        told.clear()
+        memory.upload(key(1), np.split(data, [100]))
+        memory.download(key(1), pieces(data.size, 7))
+    copies = [one for one in told if one.crosses]
+
+    assert [(one.crosses, one.to_host) for one in copies] == [
+        (100, False), (GRANULE - 100, False), (7, True), (GRANULE - 7, True)
+    ]  # fmt: skip
+    assert not any(one.waits for one in told)
 
 
 def test_freed_room_is_given_out_again() -> None:
