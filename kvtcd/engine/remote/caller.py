@@ -36,6 +36,7 @@ class Caller:
     ) -> None:  # fmt: skip
         self._store, self._figures, self._timeout, self._luck = store, figures, timeout, luck
         self.breaker = breaker
+        self._ending = False
 
     async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
         """Return values; see `RemoteStore`."""
@@ -63,6 +64,10 @@ class Caller:
 
         return await self._call("list", listed, limited=False)
 
+    def end(self) -> None:
+        """Make no call from now on, not even the next attempt of one that is under way."""
+        self._ending = True
+
     async def close(self) -> None:
         """End the connections."""
         try:
@@ -73,6 +78,8 @@ class Caller:
 
     async def _call(self, what: str, call: Callable[[], Awaitable[T]], *, limited: bool = True) -> T:
         for attempt in range(1, ATTEMPTS + 1):
+            if self._ending:
+                raise RemoteFailed(what, "this daemon ends")
             if not self.breaker.admits():
                 raise RemoteFailed(what, f"it is left alone for another {self.breaker.wait:.1f} s")
             try:

@@ -32,6 +32,8 @@ PURGE_S = 5.0
 """Seconds that a purge waits for the store before it is answered that it goes on."""
 _GLANCE_S = 0.1
 """Time between two looks, at the end, at whether the store still answers."""
+_AGAIN_S, _END_S = 0.5, 10.0
+"""In the end: time after which what still runs is cancelled again, and after which it is left behind."""
 _log = logging.getLogger(__name__)
 
 
@@ -100,9 +102,8 @@ class RemoteTier:
                     break
         if unwritten := self._writing.waiting[0]:
             _log.warning("%d blocks were not written to the remote store", unwritten)
-        for task in (*self._running, *self._looking):
-            task.cancel()
-        await asyncio.gather(*self._running, *self._looking, return_exceptions=True)
+        self._caller.end()
+        await _ended({*self._running, *self._looking})
         await self._errands.ended()
         await self._caller.close()
         await self.lane.close()
@@ -231,3 +232,18 @@ class RemoteTier:
                 if isinstance(there, bool):
                     self._presence.note(name, there=there)
         return all(self._presence.ask(name) for name in asked)
+
+
+async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended.
+
+    Once is not enough: what ends at that moment is taken for the answer by `asyncio.wait_for` of Python
+    3.11, by which libraries wait, and the cancellation is lost.
+    """
+    until = asyncio.get_running_loop().time() + _END_S
+    while tasks and asyncio.get_running_loop().time() < until:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_AGAIN_S)
+    for task in tasks:
+        _log.error("%s of the remote store does not end, and is left behind", task.get_name())

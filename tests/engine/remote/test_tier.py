@@ -385,3 +385,25 @@ async def test_a_block_that_is_deleted_while_it_is_packed_does_not_come_back_fro
         assert await tiers(toy, ns, [1]) == [None]
 
     assert len(shared.records()) == 1, "the other one alone, also once all that waited was written"
+
+
+async def test_a_cancellation_that_a_library_swallows_does_not_keep_a_daemon_from_ending(tmp_path) -> None:
+    class Deaf(FakeStore):
+        deaf = True
+
+        async def put(self, items):
+            if not self.deaf:
+                return await super().put(items)
+            self.deaf, self.doomed = False, {name for name, _, _ in items}
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ConnectionError("its call has failed at the same moment") from None
+
+    shared = Deaf()
+    async with asyncio.timeout(PATIENCE_S), host(tmp_path, shared, close_s=0.1) as (toy, ns):
+        await store(toy, ns, range(3))
+        await until(lambda: not shared.deaf)
+
+    assert shared.calls["close"] == 1
+    assert not shared.doomed & {*shared.records()}, "nothing more was asked of the store"
