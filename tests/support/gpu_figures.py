@@ -1,23 +1,23 @@
 """What can be measured of a GPU in two minutes: copies, nvCOMP and where it passes a CPU, kernels, overlap.
 
-``python -m support.gpu_figures FILE`` writes JSON and shows a table.
+Each function is a part of `gpu_run`, given the device, and returns what it has found.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
+import mmap
 import tempfile
 import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from support import gpu_nvcomp
+from support.gpu_nvcomp import Wrong
 
 from kvtcd.codec import fused, nvcomp
 from kvtcd.codec.choose import codec_for
@@ -29,22 +29,29 @@ from kvtcd.codec.staged import Accelerator
 from kvtcd.codec.uniform import InTorch
 from kvtcd.codec.widths import Widths
 from kvtcd.core.blob import CHUNK_BYTES, CodecId, Header, Kind, parse
+from kvtcd.core.errors import BadChecksum
 from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
 from kvtcd.lab import bench_overlap
-from kvtcd.lab.figures import write_json
 from kvtcd.tiers.memory import HostMemory
 from kvtcd.tiers.pinning import pin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from kvtcd.codec.choose import NamespaceCodec
+    from kvtcd.codec.ports import Encoded
     from kvtcd.codec.uniform import Arithmetic
+    from kvtcd.core.blob import Blob
+    from kvtcd.engine.ports import Bytes
 
-CHUNKS = (16, 64, 128, 256, 512, 1024, 2048)
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 SIZES = ((1024, 128), (1024, 256), (2048, 256), (4096, 1024))
 REPEATS = 7
-NVCOMP_S = 40.0
+SPEEDS_S = 18.0
+"""About how long nvCOMP's speeds may take."""
+TOKENS = 2816
+"""Of the lossless block: 65 MB, four parts of it on the way up, and thousands of chunks."""
 
 
 def seconds(call: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:
@@ -60,9 +67,18 @@ def seconds(call: Callable[[], object], device: torch.device, repeats: int = REP
 
 
 def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, object]]:
-    """Measure copies to and from memory that is pinned and memory that is not, and pinning itself. GB/s."""
+    """Measure copies to and from memory that is pinned and memory that is not, and pinning itself. GB/s.
+
+    With huge pages and without: of those the kernel decides, `huge` is what it was asked for.
+    """
+    return [row for huge in (True, False) for row in _copies(device, nbytes, huge=huge)]
+
+
+def _copies(device: torch.device, nbytes: int, *, huge: bool) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     memory = HostMemory(nbytes)
+    if not huge:
+        memory._map.madvise(mmap.MADV_NOHUGEPAGE)
     memory.slab[:] = 1
     host, there = (
         torch.from_numpy(memory.slab),
@@ -73,10 +89,11 @@ def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, obje
         pinned = pin(memory.chunks, device) if kind == "pinned" else None
         took = time.perf_counter() - begin
         if pinned and not pinned.share:
-            break
+            raise Wrong("memory cannot be pinned", rows)
         rows.append(
             {
                 "memory": kind,
+                "huge": huge,
                 "mib": memory.capacity >> 20,
                 "to_gb_s": nbytes / 1e9 / seconds(lambda: there.copy_(host, non_blocking=True), device),
                 "from_gb_s": nbytes / 1e9 / seconds(lambda: host.copy_(there, non_blocking=True), device),
@@ -89,12 +106,15 @@ def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, obje
 
 
 def entropy(device: torch.device, chunks: Sequence[int] = CHUNKS) -> list[dict[str, object]]:
-    """Measure both entropy stages on codes of four values, as one CPU thread and the device do it. ms."""
-    found = nvcomp.load(device, Residency())
-    if found is None:
-        return []
+    """Measure both entropy stages on codes of four values, as one CPU thread and the device do it. ms.
+
+    The last row says from how many chunks on the device stays ahead.
+    """
+    found = gpu_nvcomp.loaded(device)
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        return [_entropy(device, found, count) for count in chunks]
+        rows = [_entropy(device, found, count) for count in chunks]
+    ahead = {f"{way}_gpu_ms": crossover(rows, way) for way in ("inflate", "deflate")}
+    return [*rows, {"chunks": f"device ahead from, {nvcomp.CROSSOVER} used", **ahead}]
 
 
 def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str, object]:
@@ -105,7 +125,7 @@ def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str
     blob, scratch = parse(memoryview(cpu)), HeapScratch()
     for written in (cpu, gpu):
         if not torch.equal(found.inflated(parse(memoryview(written)))[0].data.cpu(), plain[0].data):
-            raise SystemExit("nvCOMP does not read what was written")
+            raise Wrong("nvCOMP does not read what was written")
 
     def on_cpu() -> None:
         scratch.clear()
@@ -124,13 +144,11 @@ def _entropy(device: torch.device, found: nvcomp.Nvcomp, count: int) -> dict[str
 
 
 def kernels(device: torch.device, sizes: Sequence[tuple[int, int]] = SIZES) -> list[dict[str, object]]:
-    """Measure rounding and packing, and the way back, by kernels and by torch; sizes: rank and tokens. ms.
-
-    Ends the process with 1 where they say different codes.
-    """
-    found = fused.load(device)
+    """Measure rounding and packing, and the way back, by kernels and by torch; sizes: rank and tokens. ms."""
+    with gpu_nvcomp.told() as said:
+        found = fused.load(device)
     if isinstance(found, InTorch):
-        return []
+        raise Wrong("; ".join(said))
     return [_kernels(device, found, rank, tokens) for rank, tokens in sizes]
 
 
@@ -155,7 +173,7 @@ def _kernels(device: torch.device, found: Arithmetic, rank: int, tokens: int) ->
             partial(arithmetic.restore, coded.codes, escapes, steps, order, widths), device
         )
     if not all(map(torch.equal, *told)):
-        raise SystemExit("kernels say other codes than torch")
+        raise Wrong("kernels say other codes than torch", row)
     return row
 
 
@@ -184,63 +202,110 @@ def overlap(device: torch.device, groups: int = 8, delay: float = 0.05) -> list[
     return rows
 
 
-def table(title: str, rows: Sequence[dict[str, object]]) -> Table:
-    """Return rows as a table."""
-    shown = Table(title=title)
-    for name in rows[0] if rows else ():
-        shown.add_column(name, justify="right")
-    for row in rows:
-        shown.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    return shown
+def lossless(device: torch.device, tokens: int = TOKENS) -> list[dict[str, object]]:
+    """Time both ways of a large block without a transform: thousands of chunks, parts on the way up. ms."""
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        return _lossless(device, tokens)
 
 
-def library(device: torch.device, seconds: float = NVCOMP_S) -> dict[str, object]:
-    """Ask nvCOMP itself what has to be known of it; empty without it. `seconds`: about how long."""
+def _lossless(device: torch.device, tokens: int) -> list[dict[str, object]]:
+    raw = _block(tokens)
+    rows: list[dict[str, object]] = []
+    accelerator = Accelerator.on(device, Residency())
+    for where, given in (("cpu", None), ("cuda", accelerator)):
+        codec, scratch, out = _codec(given), HeapScratch(), np.zeros_like(raw)
+
+        def encode(codec: NamespaceCodec = codec, scratch: HeapScratch = scratch) -> Encoded:
+            scratch.clear()
+            return codec.analyze(raw, tokens=tokens, first_token=0, after=0, scratch=scratch).deflate()
+
+        packed = encode()
+        blob = parse(memoryview(packed.blob))
+
+        def decode(
+            codec: NamespaceCodec = codec, scratch: HeapScratch = scratch, out: Bytes = out, blob: Blob = blob
+        ) -> None:
+            scratch.clear()
+            codec.inflate(blob, scratch).synthesize(out)
+
+        row: dict[str, object] = {
+            "codec_on": where,
+            "mb": raw.nbytes / 1e6,
+            "chunks": sum(len(section.chunks) for section in blob.sections),
+            "nvcomp": bool(given and given.nvcomp),
+            "ratio": raw.nbytes / len(packed.blob),
+        }
+        for name, call, repeats in (("encode", encode, 2), ("decode", decode, 3)):
+            row[f"{name}_ms"] = 1e3 * seconds(call, device, repeats)
+        rows.append(row)
+        if not np.array_equal(out, raw):
+            raise Wrong("what comes back is not what went in", rows)
+    if accelerator.told:
+        raise Wrong(f"a CPU did it in the place of the device: {sorted(accelerator.told)}", rows)
+    return rows
+
+
+def refused(device: torch.device, tokens: int = TOKENS, flips: int = 7) -> list[dict[str, object]]:
+    """Flip bits of a blob under checksums, one at a time, and see each refused before the device gets it."""
+    accelerator, raw, scratch = Accelerator.on(device, Residency()), _block(tokens), HeapScratch()
+    codec = _codec(accelerator)
+    packed = codec.analyze(raw, tokens=tokens, first_token=0, after=0, scratch=scratch).deflate()
+    sections = parse(memoryview(packed.blob)).sections
+    rows: list[dict[str, object]] = []
+    for number in range(flips):
+        section = sections[number % len(sections)]
+        damaged = bytearray(packed.blob)
+        at = section.offset + 997 * number % section.chunks[0][0]
+        damaged[at] ^= 1 << number
+        try:
+            codec.inflate(parse(memoryview(damaged)), scratch)
+        except BadChecksum as error:
+            rows.append({"byte": at, "bit": number, "refused": str(error)})
+        else:
+            raise Wrong(f"bit {number} of byte {at} was flipped, and taken", rows)
+    return rows
+
+
+def _codec(accelerator: Accelerator | None) -> NamespaceCodec:
+    with tempfile.TemporaryDirectory(prefix="kvtcd-gpu-") as folder:
+        profiles = ProfileFolder(Path(folder))
+        return codec_for(bench_overlap.IDENTITY, CodecChoice(name="lossless"), profiles, accelerator)
+
+
+def _block(tokens: int) -> Bytes:
+    """Return a raw block of normal noise."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(tokens * bench_overlap.IDENTITY.layout.token_elements, generator=draw)
+    return values.to(torch.bfloat16).view(torch.uint8).numpy()
+
+
+def exchanged(device: torch.device) -> list[dict[str, object]]:
+    """See whether zlib and nvCOMP read each other."""
+    rows = _asked(device, gpu_nvcomp.exchanged)
+    if wrong := [row for row in rows if not row["zlib_reads"] or not row["reads_zlib"]]:
+        raise Wrong(f"zlib and nvCOMP do not read each other in {len(wrong)} of {len(rows)} cases", rows)
+    return rows
+
+
+def manners(device: torch.device) -> list[dict[str, object]]:
+    """Say what nvCOMP does to the host."""
+    found = _asked(device, gpu_nvcomp.manners)
+    return [{"what": name, "found": value} for name, value in found.items()]
+
+
+def speeds(device: torch.device, seconds: float = SPEEDS_S) -> list[dict[str, object]]:
+    """Time nvCOMP by algorithm, size and number of chunks."""
     until = time.monotonic() + seconds
-    if nvcomp.load(device, Residency()) is None:
-        return {}
+    rows = _asked(device, lambda api, device: gpu_nvcomp.speeds(api, device, until))
+    if failed := [row for row in rows if "failed" in row and row["algorithm"] == "Deflate"]:
+        raise Wrong(f"Deflate failed in {len(failed)} of {len(rows)} cases: {failed[0]['failed']}", rows)
+    return rows
+
+
+def _asked(device: torch.device, ask: Callable[[Any, torch.device], Any]) -> Any:
+    """Ask something of nvCOMP itself, once it has shown that it works."""
+    gpu_nvcomp.loaded(device)
     from nvidia import nvcomp as api  # noqa: PLC0415 - there only with an extra
 
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        return {
-            "nvcomp": api.__version__,
-            "exchanged": gpu_nvcomp.exchanged(api, device),
-            "manners": gpu_nvcomp.manners(api, device),
-            "nvcomp_speeds": gpu_nvcomp.speeds(api, device, until),
-        }
-
-
-def versions() -> dict[str, object]:
-    """Say what card and which CUDA it is."""
-    if not torch.cuda.is_available():
-        return {"cuda": torch.version.cuda}
-    card = torch.cuda.get_device_properties(0)
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "cuda": torch.version.cuda, "card": card.name, "capability": [card.major, card.minor],
-        "multiprocessors": card.multi_processor_count, "memory": total, "memory_free": free,
-    }  # fmt: skip
-
-
-def measure(device: torch.device, out: Path) -> None:
-    """Measure everything, write it, and show it. Ends the process with 1 where zlib and nvCOMP differ."""
-    figures: dict[str, object] = versions() | {"copies": copies(device), "entropy": entropy(device)}
-    figures["kernels"] = kernels(device)
-    figures |= library(device)
-    figures |= {f"{way}_crossover": crossover(figures["entropy"], way) for way in ("inflate", "deflate")}
-    figures["crossover_used"] = nvcomp.CROSSOVER
-    figures["overlap"] = overlap(device)
-    write_json(out, "gpu check", figures)
-    console = Console(width=150)
-    for name in ("copies", "entropy", "kernels", "nvcomp_speeds", "overlap"):
-        console.print(table(name, figures.get(name, [])))
-    shown = ("crossover", "card", "cuda", "nvcomp", "manners")
-    console.print({key: figures[key] for key in figures if key in shown or "crossover" in key})
-    wrong = [row for row in figures.get("exchanged", []) if not row["zlib_reads"] or not row["reads_zlib"]]
-    if wrong:
-        console.print(table("zlib and nvCOMP do not read each other", wrong))
-        raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    measure(torch.device("cuda", 0), Path(sys.argv[1]))
+        return ask(api, device)
