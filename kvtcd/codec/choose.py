@@ -21,7 +21,7 @@ from kvtcd.codec.profile import Profile
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.rivals.coder import RivalDecoder
 from kvtcd.codec.sections import Scratch
-from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
+from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder, attempted
 from kvtcd.codec.stepped import Stepped
 from kvtcd.codec.uniform import Arithmetic
 from kvtcd.codec.watch import Watched
@@ -202,12 +202,22 @@ def codec_for(
         identity: the namespace.
         choice: of its policy.
         profiles: those there are.
-        accelerator: what does the work; None: a CPU.
+        accelerator: what does the work, if it has memory for what a codec keeps there; None: a CPU.
     """
+    make = partial(_codec_for, identity, choice, profiles)
+    return attempted(accelerator, lambda: make(accelerator), make) if accelerator else make()
+
+
+def _codec_for(
+    identity: Identity,
+    choice: CodecChoice,
+    profiles: ProfileFolder,
+    accelerator: Accelerator | None = None,
+) -> NamespaceCodec:
     layout, rope, pages = identity.layout, identity.rope, page_map(identity)
     device = accelerator.device if accelerator else torch.device("cpu")
     arithmetic = accelerator.arithmetic if accelerator else None
-    on_cpu = cache(partial(codec_for, identity, choice, profiles))
+    on_cpu = cache(partial(_codec_for, identity, choice, profiles))
 
     def codec(
         encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None,

@@ -13,30 +13,20 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import accumulate
-from typing import Any, NamedTuple
+from itertools import accumulate, count
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvtcd.codec.batches import aligned, blank, last_words, tables, untouched
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
-from kvtcd.core.blob import (
-    ALIGN,
-    CHUNK_BYTES,
-    Blob,
-    Chunk,
-    CodecId,
-    Header,
-    Kind,
-    Run,
-    Section,
-    assemble,
-    parse,
-)
+from kvtcd.core.blob import CHUNK_BYTES, Blob, Chunk, CodecId, Header, Kind, Run, assemble, parse
 from kvtcd.core.layout import Dtype
 
 CROSSOVER = 256
@@ -57,52 +47,6 @@ _log = logging.getLogger(__name__)
 def worthwhile(chunks: int) -> bool:
     """Tell whether a GPU is to work on so many chunks, rather than a CPU thread; see `CROSSOVER`."""
     return chunks >= CROSSOVER
-
-
-class Chunks(NamedTuple):
-    """Where chunks lie: packed in one buffer, raw in another. Bytes, one entry a chunk."""
-
-    packed: list[int]
-    packed_sizes: list[int]
-    raw: list[int]
-    raw_sizes: list[int]
-
-
-class Tables(NamedTuple):
-    """Where everything of a blob lies on the device.
-
-    Attributes:
-        coded: chunks to inflate.
-        stored: chunks to copy.
-        sections: offset of each section's raw bytes.
-        nbytes: of all raw bytes, with gaps.
-    """
-
-    coded: Chunks
-    stored: Chunks
-    sections: list[int]
-    nbytes: int
-
-
-def tables(sections: Iterable[Section], base: int) -> Tables:
-    """Lay out the raw bytes of a blob's sections.
-
-    Args:
-        sections: in the order of the blob.
-        base: what offsets of packed bytes count from, a multiple of `ALIGN` in the blob.
-    """
-    coded, stored, starts, end = Chunks([], [], [], []), Chunks([], [], [], []), [], 0
-    for section in sections:
-        starts.append(end)
-        at = section.offset - base
-        for number, (nbytes, as_is) in enumerate(section.chunks):
-            begin = number * CHUNK_BYTES
-            entry = (at, nbytes, end + begin, min(CHUNK_BYTES, section.raw_bytes - begin))
-            for column, value in zip(stored if as_is else coded, entry, strict=True):
-                column.append(value)
-            at += _aligned(nbytes)
-        end += _aligned(section.raw_bytes)
-    return Tables(coded, stored, starts, end)
 
 
 class _Memory:
@@ -140,13 +84,46 @@ class _OnStream:
             cuda_stream=stream,
         )
         self.configurations = lru_cache(maxsize=_SHAPES)(self._configure)
+        self.last_words = lru_cache(maxsize=_SHAPES)(lambda *chunks: last_words(*chunks).to(device))
         chunk = api.as_array(torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=device), stream)
-        self.room = _aligned(self.codec.get_max_comp_buffer_size(chunk))
+        self.room = aligned(self.codec.get_max_comp_buffer_size(chunk))
 
     def _configure(self, sizes: tuple[int, ...]) -> tuple[Any, Any]:
         """Return how to encode, and how to decode, chunks of these raw sizes; waits for nothing."""
         encoding = self.codec.compression_config(list(sizes))
         return encoding, self.codec.decompression_config(encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class Inflating:
+    """Sections that a stream has been told to inflate.
+
+    Attributes:
+        sections: as they will be.
+        done: comes behind the stream's work on them.
+        unwritten: whether any chunk was left as it was, once that has come; a tensor without dimensions.
+        sizes: of chunks, in bytes.
+        read, written: nvCOMP's batches, there until then; None where there was nothing for it to do.
+    """
+
+    sections: list[Plain]
+    done: torch.cuda.Event
+    unwritten: Tensor
+    sizes: list[int]
+    read: Any = None
+    written: Any = None
+
+    def proved(self) -> list[Plain]:
+        """Wait for the sections.
+
+        Raises:
+            RuntimeError: by its own word, or by the bytes, nvCOMP has not written each chunk in full.
+        """
+        self.done.synchronize()
+        said = self.sizes if self.written is None else self.written.buffer_sizes
+        if said != self.sizes or self.unwritten:
+            raise RuntimeError(f"nvCOMP has not inflated all of {len(self.sizes)} chunks")
+        return self.sections
 
 
 class Nvcomp:
@@ -165,8 +142,11 @@ class Nvcomp:
         atexit.register(api.set_device_allocator)
         api.set_device_allocator(partial(_Memory.allocate, residency=residency))
 
-    def inflated(self, blob: Blob) -> list[Plain]:
-        """Launch the decompression of every section; the same as `sections.inflated`, on the device.
+    def inflate(self, blob: Blob) -> Inflating:
+        """Launch the decompression of every section; what comes of it is that of `sections.inflated`.
+
+        No status is told of a chunk but by what makes the host wait. So the room for them is filled with a
+        pattern before, and looked at behind: whoever waits knows, and never sees what another block left.
 
         Args:
             blob: checked by its decoder, in writable memory that stays until the stream has come so far.
@@ -179,63 +159,77 @@ class Nvcomp:
         base = blob.sections[0].offset
         found = tables(blob.sections, base)
         body = torch.frombuffer(blob.data[base:], dtype=torch.uint8)
-        packed, raw = self._room(body.numel()), self._room(found.nbytes)
+        packed = torch.empty(body.numel() + _SLACK, dtype=torch.uint8, device=self._device)
+        raw = self._room(found.nbytes)
         packed[: body.numel()].copy_(body, non_blocking=True)
+        unwritten, batches = torch.zeros((), dtype=torch.bool), tuple[Any, ...]()
         if found.coded.raw:
             number, own = self._current()
             _, decoding = own.configurations(tuple(found.coded.raw_sizes))
-            own.codec.decode(
-                self._api.as_arrays(packed, found.coded.packed, found.coded.packed_sizes, number),
-                out=self._api.as_arrays(raw, found.coded.raw, found.coded.raw_sizes, number),
-                decompression_config=decoding,
-            )
-        for source, nbytes, target, _ in zip(*found.stored, strict=True):
+            read = self._api.as_arrays(packed, found.coded.packed, found.coded.packed_sizes, number)
+            out = self._api.as_arrays(raw, found.coded.raw, found.coded.raw_sizes, number)
+            batches = (read, own.codec.decode(read, out=out, decompression_config=decoding))
+            words = own.last_words(tuple(found.coded.raw), tuple(found.coded.raw_sizes))
+            unwritten = untouched(raw, words).any().to("cpu", non_blocking=True)
+        for source, target, nbytes in found.stored:
             raw[target : target + nbytes] = packed[source : source + nbytes]
-        return [
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
+        done.record(torch.cuda.current_stream(self._device))
+        sections = [
             Plain(
                 Part(section.kind, section.stream, section.part), section.token_start, section.token_count,
                 raw[start : start + section.raw_bytes],
             )
             for section, start in zip(blob.sections, found.sections, strict=True)
         ]  # fmt: skip
+        return Inflating(sections, done, unwritten, found.coded.raw_sizes, *batches)
 
     def deflated(self, header: Header, sections: Sequence[Plain]) -> bytearray:
         """Compress sections in host memory into a blob; the same as `sections.deflated`.
 
         The host waits: how long the chunks have become decides where they go.
+
+        Raises:
+            RuntimeError: nvCOMP has not written each chunk in full.
         """
-        number, own = self._current()
-        ends = list(accumulate(_aligned(section.data.numel()) for section in sections))
-        starts, at, sizes = [0, *ends[:-1]], list[int](), list[int]()
-        raw = self._room(ends[-1])
+        stream, own = self._current()
+        ends = list(accumulate(aligned(section.data.numel()) for section in sections))
+        starts, at, sizes, may = [0, *ends[:-1]], list[int](), list[int](), list[bool]()
+        raw = torch.empty(ends[-1] + _SLACK, dtype=torch.uint8, device=self._device)
         for section, start in zip(sections, starts, strict=True):
             nbytes = section.data.numel()
             raw[start : start + nbytes].copy_(section.data, non_blocking=True)
             at += range(start, start + nbytes, CHUNK_BYTES)
             sizes += [min(CHUNK_BYTES, nbytes - begin) for begin in range(0, nbytes, CHUNK_BYTES)]
+            may += [section.part.kind is not Kind.ARRAY] * (len(sizes) - len(may))
         packed = self._room(len(sizes) * own.room)
         encoding, _ = own.configurations(tuple(sizes))
         rooms = [own.room * chunk for chunk in range(len(sizes))]
-        written = own.codec.encode(
-            self._api.as_arrays(raw, at, sizes, number),
-            out=self._api.as_arrays(packed, rooms, [own.room] * len(sizes), number),
-            compression_config=encoding,
-        )
-        lengths = iter(zip(rooms, written.buffer_sizes, strict=True))
-        # Whole, with the gaps: one copy of a little more than the raw bytes is cheaper than gathering.
-        body = packed.cpu().numpy().data
-        runs = []
+        read = self._api.as_arrays(raw, at, sizes, stream)
+        out = self._api.as_arrays(packed, rooms, [own.room] * len(sizes), stream)
+        written = own.codec.encode(read, out=out, compression_config=encoding).buffer_sizes
+        shorter = [each for each, size in enumerate(sizes) if may[each] and written[each] < size]
+        lengths = [written[each] for each in shorter]
+        # Of chunks that have shrunk the beginnings, as long as the longest: in one copy, with gaps.
+        longest = aligned(max(lengths, default=0))
+        by_chunk = packed[: rooms[-1] + own.room].view(-1, own.room)[:, :longest]
+        body = by_chunk.index_select(0, torch.tensor(shorter, dtype=torch.int64).to(self._device)).cpu()
+        last = last_words([longest * row for row in range(len(lengths))], lengths)
+        if min(lengths, default=1) < 1 or untouched(body.flatten(), last).any():
+            raise RuntimeError(f"nvCOMP has not deflated all of {len(sizes)} chunks")
+        deflated = dict(zip(shorter, zip(body.numpy(), lengths, strict=True), strict=True))
+        runs, numbers = [], count()
         for section in sections:
             data, chunks = section.data.numpy().data, []
             for begin in range(0, len(data), CHUNK_BYTES):
-                piece, (start, nbytes) = data[begin : begin + CHUNK_BYTES], next(lengths)
-                stored = section.part.kind is Kind.ARRAY or nbytes >= len(piece)
-                chunks.append(Chunk(piece if stored else body[start : start + nbytes], stored=stored))
+                row, nbytes = deflated.get(next(numbers), (None, 0))
+                piece = data[begin : begin + CHUNK_BYTES] if row is None else row.data[:nbytes]
+                chunks.append(Chunk(piece, stored=row is None))
             runs.append(Run(*section.part, section.start, section.count, len(data), chunks))
         return assemble(header, runs)
 
     def _room(self, nbytes: int) -> Tensor:
-        return torch.empty(nbytes + _SLACK, dtype=torch.uint8, device=self._device)
+        return blank(nbytes + _SLACK, self._device)
 
     def _current(self) -> tuple[int, _OnStream]:
         """Return the handle of the current stream, and the codec there."""
@@ -282,12 +276,8 @@ def _round_trip(nvcomp: Nvcomp) -> None:
     plain = [
         Plain(Part(Kind.PLANE, 0, plane), 0, 1, part) for plane, part in enumerate(torch.split(data, 40_001))
     ]
-    read = nvcomp.inflated(parse(memoryview(deflated(header, plain))))
+    read = nvcomp.inflate(parse(memoryview(deflated(header, plain)))).proved()
     written = inflated(parse(memoryview(nvcomp.deflated(header, plain))), HeapScratch())
     for who, sections in (("it reads", read), ("it writes", written)):
         if not torch.equal(torch.cat([section.data.cpu() for section in sections]), data):
             raise RuntimeError(f"what {who} is wrong")
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN

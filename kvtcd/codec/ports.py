@@ -75,6 +75,16 @@ def deflate(symbols: Symbols) -> Encoded:
     return Encoded(blob, symbols.header.codec, symbols.reason)
 
 
+def inflate(blob: Blob, scratch: Scratch) -> Symbols:
+    """Read the symbols of a checked blob on a CPU: the entropy half of every decoder that has no other.
+
+    Raises:
+        Corrupt: the blob is damaged.
+    """
+    with stage("inflate"):
+        return Symbols(blob.header, inflated(blob, scratch))
+
+
 class Encoder(Protocol):
     """Raw block to blob."""
 
@@ -159,8 +169,7 @@ class BlobDecoder(Protocol):
             Corrupt: the blob contradicts itself, or what it was made with, or is damaged.
         """
         self.check(blob)
-        with stage("inflate"):
-            return Symbols(blob.header, inflated(blob, scratch))
+        return inflate(blob, scratch)
 
     def decode(self, blob: Blob, out: Tensor) -> None:
         """Decode a block: `inflate`, then `synthesize`; raises what they raise."""

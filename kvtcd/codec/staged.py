@@ -5,15 +5,15 @@ launched on the stream that is current, and what is returned may be used by whoe
 stream. Bases and whatever else is kept between blocks were put on the device by copies that wait, so every
 stream may read them.
 
-Where the device has no memory for a block, what is not in use there is given up and the block tried once
-more; then a CPU does it. So it does where nvCOMP fails. Errors from which CUDA does not recover end the
-process (`engine.cuda`).
+Where the device has no memory for a block, or for the codec itself, what is not in use there is given up and
+it is tried once more; then a CPU does it. So it does where nvCOMP fails, or has not done what it was told to.
+Errors from which CUDA does not recover end the process (`engine.cuda`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,14 +24,17 @@ from torch import Tensor
 
 from kvtcd.codec import fused, nvcomp, ports
 from kvtcd.codec.bus import Bus
-from kvtcd.codec.nvcomp import Nvcomp
+from kvtcd.codec.nvcomp import Inflating, Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
 from kvtcd.codec.residency import Residency
+from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Scratch
 from kvtcd.codec.stages import stage
 from kvtcd.codec.uniform import Arithmetic, InTorch
 from kvtcd.core.blob import CHUNK_BYTES, Blob
 from kvtcd.core.devices import DeviceName
+from kvtcd.core.errors import KvtcdError
+from kvtcd.core.exhaustion import exhausted
 
 PART_BYTES = 16 << 20
 """Of a block that is decoded at a time: while they go over the bus, in a third of a millisecond, the next
@@ -40,7 +43,6 @@ ones are decoded. To tell the device of smaller ones would take the host longer 
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Accelerator:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def spare(self, why: str, error: RuntimeError) -> None:
+    def spare(self, why: str, error: Exception) -> None:
         """Tell that a CPU does in its place what failed."""
         self.spared(why)
         log = _log.debug if why in self.told else _log.warning
@@ -128,7 +130,7 @@ class StagedEncoder(Encoder):
                 there.copy_(raw, non_blocking=True)
             return by(self._encoder, there)
 
-        return _attempted(self._accelerator, [launch] * _ATTEMPTS, lambda: by(self._spare(), raw))
+        return attempted(self._accelerator, launch, lambda: by(self._spare(), raw))
 
     def deflate(self, symbols: Symbols) -> Encoded:
         """Write a blob, on the device where there is enough of it; see `ports.deflate`."""
@@ -161,34 +163,48 @@ class StagedDecoder(BlobDecoder):
 
     def check(self, blob: Blob) -> None:
         """Compare a blob with layout and profile; see `BlobDecoder`."""
-        self._decoder.check(blob)
+        decoder = self._decoder  # which keeps some of them on the device
+        attempted(self._accelerator, lambda: decoder.check(blob), lambda: self._spare().check(blob))
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Symbols:
         """Check a blob and read its symbols, on the device where there are enough; see `BlobDecoder`."""
+        self.check(blob)
         chunks = sum(len(section.chunks) for section in blob.sections)
         found = self._accelerator.nvcomp
         if found is None or not nvcomp.worthwhile(chunks):
-            return self._decoder.inflate(blob, scratch)
-        self._decoder.check(blob)
+            return ports.inflate(blob, scratch)
 
         def launch() -> Symbols:
             with stage("inflate"):
-                return Symbols(blob.header, found.inflated(blob))
+                inflating = found.inflate(blob)
+            return _Inflating(blob.header, inflating.sections, inflating=inflating, blob=blob)
 
-        return _by_nvcomp(self._accelerator, launch, lambda: self._decoder.inflate(blob, scratch))
+        return _by_nvcomp(self._accelerator, launch, lambda: ports.inflate(blob, scratch))
 
     def synthesize(self, symbols: Symbols, out: Tensor) -> None:
         """Decode a block on the device, and copy each part to `out` while the next is decoded.
 
         Where memory is short, parts are single layers the second time.
         """
+        proved = self._proved(symbols)
 
         def on_cpu() -> None:
-            here = [replace(section, data=section.data.cpu()) for section in symbols.sections]
-            self._spare().synthesize(replace(symbols, sections=here), out)
+            here = [replace(section, data=section.data.cpu()) for section in proved.sections]
+            self._spare().synthesize(replace(proved, sections=here), out)
 
-        attempts = [partial(self._launch, symbols, out, nbytes) for nbytes in (PART_BYTES, 0)]
-        _attempted(self._accelerator, attempts, on_cpu)
+        first, second = (partial(self._launch, proved, out, nbytes) for nbytes in (PART_BYTES, 0))
+        attempted(self._accelerator, first, on_cpu, second)
+
+    def _proved(self, symbols: Symbols) -> Symbols:
+        """Wait until nvCOMP has inflated them, before anything is made of them; or have a CPU do it."""
+        if not isinstance(symbols, _Inflating):
+            return symbols
+        header, blob, inflating = symbols.header, symbols.blob, symbols.inflating
+        return _by_nvcomp(
+            self._accelerator,
+            lambda: Symbols(header, inflating.proved()),
+            lambda: ports.inflate(blob, HeapScratch()),
+        )
 
     def _launch(self, symbols: Symbols, out: Tensor, nbytes: int) -> None:
         bus = self._accelerator.bus
@@ -204,13 +220,33 @@ class StagedDecoder(BlobDecoder):
                     bus.join()
 
 
-def _attempted(accelerator: Accelerator, attempts: Sequence[Callable[[], T]], on_cpu: Callable[[], T]) -> T:
-    """Return what the first attempt returns that finds memory on the device, or what a CPU does."""
-    failed: torch.OutOfMemoryError | None = None
-    for attempt in attempts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inflating(Symbols):
+    """Symbols that nvCOMP was told to inflate, and the blob, for a CPU if it has not."""
+
+    inflating: Inflating
+    blob: Blob
+
+
+def attempted(
+    accelerator: Accelerator, attempt: Callable[[], T], on_cpu: Callable[[], T],
+    again: Callable[[], T] | None = None,
+) -> T:  # fmt: skip
+    """Return what an attempt returns that finds memory on the device, or what a CPU does.
+
+    Args:
+        accelerator: whose device that is.
+        attempt: the first.
+        on_cpu: does the same there.
+        again: the second; None: as the first.
+    """
+    failed: RuntimeError | None = None
+    for each in (attempt, again or attempt):
         try:
-            return attempt()
-        except torch.OutOfMemoryError as error:
+            return each()
+        except RuntimeError as error:
+            if not exhausted(error):
+                raise
             failed = error.with_traceback(None)  # which holds what the attempt had
         accelerator.relieve()
     assert failed is not None, "there is an attempt"
@@ -219,9 +255,11 @@ def _attempted(accelerator: Accelerator, attempts: Sequence[Callable[[], T]], on
 
 
 def _by_nvcomp(accelerator: Accelerator, launch: Callable[[], T], on_cpu: Callable[[], T]) -> T:
-    """Return what nvCOMP does, or a CPU where it cannot."""
+    """Return what nvCOMP does, or a CPU where it cannot, whatever it raises."""
     try:
         return launch()
-    except RuntimeError as error:
-        accelerator.spare("memory" if isinstance(error, torch.OutOfMemoryError) else "nvcomp", error)
+    except KvtcdError:
+        raise
+    except Exception as error:  # noqa: BLE001 - it has no class of its own, and raises several of Python's
+        accelerator.spare("memory" if exhausted(error) else "nvcomp", error)
     return on_cpu()

@@ -9,6 +9,7 @@ are sums, four numbers for each feature. After `BLOCKS` blocks the window is jud
 from __future__ import annotations
 
 import weakref
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,14 @@ def first_components(spectrum: Tensor, total: float) -> int:
     return min(int((missed > 1 - _HELD).sum()) + 1, len(spectrum))
 
 
+class Sums(NamedTuple):
+    """What rows sum up to: their number, energy in the first components, and powers by feature ``[4, p]``."""
+
+    rows: int
+    kept: Tensor
+    powers: Tensor
+
+
 class Window:
     """Sums over rows of one stream.
 
@@ -67,16 +76,23 @@ class Window:
         self._powers = torch.zeros((4, len(self._mean)), dtype=torch.float64, device=self._mean.device)
         self._kept = torch.zeros((), dtype=torch.float64, device=self._mean.device)
 
-    def add(self, found: Tensor) -> None:
-        """Take in rows ``[n, p]``, float32, RoPE undone; what is not finite is left out."""
+    def sums(self, found: Tensor) -> Sums:
+        """Sum up rows ``[n, p]``, float32, RoPE undone; what is not finite is left out."""
         x = found - self._mean
         x = x[torch.isfinite(x).all(dim=1)]
-        self._count += len(x)
-        self._kept += (x @ self._basis.t()).square().sum()
+        kept = (x @ self._basis.t()).square().sum()
+        powers = torch.empty_like(self._powers)
         power = x = x.to(torch.float64)
-        for exponent in range(len(self._powers)):
-            self._powers[exponent] += power.sum(dim=0)
+        for exponent in range(len(powers)):
+            powers[exponent] = power.sum(dim=0)
             power = power * x
+        return Sums(len(x), kept, powers)
+
+    def add(self, sums: Sums) -> None:
+        """Take in what rows sum up to."""
+        self._count += sums.rows
+        self._kept += sums.kept
+        self._powers += sums.powers
 
     def reading(self) -> Reading | None:
         """Return what the rows say; None where there were none."""
@@ -168,8 +184,13 @@ class Watched(Encoder):
                 self._rope, first_token + start, -(-(tokens - start) // every),
                 inverse=True, every=every, device=self._device,
             )  # fmt: skip
-        for stream, window, view in zip(self._layout.streams, self._windows, found, strict=True):
-            window.add(rows(view[:, start::every], undo if stream.rope else None))
+        sums = [
+            window.sums(rows(view[:, start::every], undo if stream.rope else None))
+            for stream, window, view in zip(self._layout.streams, self._windows, found, strict=True)
+        ]
+        # Once all are there: where a device has no memory for one, the block is looked at once more.
+        for window, each in zip(self._windows, sums, strict=True):
+            window.add(each)
         self._looked += 1
         self._course.seen(self._looked)
         if self._looked % BLOCKS == 0:

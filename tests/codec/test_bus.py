@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from kvtcd.codec import staged
 from kvtcd.codec.bus import Bus
 from kvtcd.codec.ports import BlobDecoder
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator, StagedDecoder
 
 CPU = torch.device("cpu")
@@ -83,6 +85,36 @@ def test_each_part_is_copied_behind_its_event_beside_the_next(told):
         ("bus", "wait for compute 3"), ("bus", "copy 2"), ("bus", "copy 2"),
         ("compute", "wait for bus 9"),
     ]  # fmt: skip
+
+
+def test_what_is_told_after_a_failure_waits_for_copies_as_well(told):
+    """Whoever comes next may be given the memory that a copy still reads."""
+
+    class Fails(ByPart):
+        def parts(self, symbols, out, nbytes):
+            yield next(super().parts(symbols, out, nbytes))
+            raise ZeroDivisionError
+
+    decoder = StagedDecoder(Fails(told), Accelerator(CPU, bus=Bus(CPU)), None)
+    with pytest.raises(ZeroDivisionError):
+        decoder.synthesize(None, torch.empty(12, dtype=torch.uint8))
+
+    assert told.log[-1] == ("compute", "wait for bus 3")
+
+
+def test_nothing_is_given_up_before_the_device_is_done_with_it(monkeypatch):
+    log, device, other = [], torch.device("cuda", 1), torch.device("cuda", 0)
+    streams = {
+        where: SimpleNamespace(synchronize=partial(log.append, f"wait for {where}"))
+        for where in (device, other)
+    }
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: streams[where])
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: log.append("give back to CUDA"))
+    residency = Residency()
+    monkeypatch.setattr(residency, "drop_unused", lambda where: log.append(f"drop bases of {where}"))
+    Accelerator(device, residency=residency).relieve()
+
+    assert log == ["wait for cuda:1", "drop bases of cuda:1", "give back to CUDA"]
 
 
 def test_without_a_bus_all_is_told_to_one_stream(told):

@@ -15,8 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import fake_cuda, fake_nvcomp
+from support.patience import PATIENCE_S
 
 from kvtcd.codec import nvcomp
+from kvtcd.codec.batches import Copy, blank, last_words, tables, untouched
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
@@ -75,7 +77,7 @@ def test_it_reads_what_the_cpu_writes(loaded, symbols) -> None:
     blob = parse(memoryview(deflated(header(plain), plain)))
 
     assert any(stored for s in blob.sections for _, stored in s.chunks), "some chunks are as they are"
-    assert_same(loaded.inflated(blob), plain)
+    assert_same(loaded.inflate(blob).proved(), plain)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,7 +104,7 @@ def test_it_takes_no_damaged_section(loaded) -> None:
     data[blob.sections[1].offset + 40] ^= 1
 
     with pytest.raises(BadChecksum):
-        loaded.inflated(blob)
+        loaded.inflate(blob)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,21 +123,59 @@ def test_the_tables_cover_every_byte_once(sizes, symbols, seed) -> None:
     plain = sections(sizes, symbols, seed)
     blob = parse(memoryview(deflated(header(plain), plain)))
     base = blob.sections[0].offset
-    found = nvcomp.tables(blob.sections, base)
+    found = tables(blob.sections, base)
 
-    raw = np.zeros(found.nbytes, np.uint8)
-    for chunks, stored in ((found.coded, False), (found.stored, True)):
-        for at, nbytes, target, size in zip(*chunks, strict=True):
-            assert not at % ALIGN
-            assert not target % ALIGN
-            piece = bytes(blob.data[base + at : base + at + nbytes])
-            whole = piece if stored else zlib.decompress(piece, -15)
-            assert len(whole) == size
-            assert not raw[target : target + size].any() or symbols == 2
-            raw[target : target + size] = np.frombuffer(whole, np.uint8)
-    assert sum(found.coded.raw_sizes + found.stored.raw_sizes) == sum(sizes)
+    raw, times = np.zeros(found.nbytes + ALIGN, np.uint8), np.zeros(found.nbytes + ALIGN, np.uint8)
+    for at, nbytes, target, size in zip(*found.coded, strict=True):
+        assert not at % ALIGN
+        assert not target % ALIGN
+        whole = zlib.decompress(bytes(blob.data[base + at : base + at + nbytes]), -15)
+        assert len(whole) == size
+        raw[target : target + size] = np.frombuffer(whole, np.uint8)
+        times[target : target + size] += 1
+    for at, target, nbytes in found.stored:
+        raw[target : target + nbytes] = blob.data[base + at : base + at + nbytes]
+        times[target : target + nbytes] += 1
+    assert times.max() == 1
+    for start, part in zip(found.sections, plain, strict=True):
+        assert times[start : start + part.data.numel()].all()
     for start, part in zip(found.sections, plain, strict=True):
         assert np.array_equal(raw[start : start + part.data.numel()], part.data.numpy())
+
+
+def test_neighbours_that_are_stored_are_one_copy() -> None:
+    plain = [*sections([5 * CHUNK_BYTES + 3], 256), *sections([40_000, 100], 3), *sections([7, 9], 256)]
+    blob = parse(memoryview(deflated(header(plain), plain)))
+    base = blob.sections[0].offset
+    packed = [section.offset - base for section in blob.sections]
+    raw = tables(blob.sections, base).sections
+
+    assert tables(blob.sections, base).stored == [
+        Copy(0, 0, 5 * CHUNK_BYTES + 3),
+        Copy(packed[3], raw[3], ALIGN + 9),
+    ]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=8),
+    written=st.lists(st.integers(0, 70), min_size=8, max_size=8),
+)
+def test_what_was_not_written_to_its_end_is_known(sizes, written) -> None:
+    """Brute force: a chunk is untouched whose last nine bytes, or more, are as they were."""
+    starts = [80 * number for number in range(len(sizes))]
+    room = blank(80 * len(sizes), CPU)
+    before = room.clone()
+    for start, size, some in zip(starts, sizes, written, strict=False):
+        room[start : start + min(some, size)] = 0
+    told = untouched(room, last_words(starts, sizes)).tolist()
+    large = [number for number, size in enumerate(sizes) if size > 8]
+
+    assert len(told) == len(large)
+    for untold, number in zip(told, large, strict=True):
+        some, size = min(written[number], sizes[number]), sizes[number]
+        assert untold or size - some < 16
+        assert not untold or some < size
+    assert torch.equal(blank(80 * len(sizes), CPU), before)
 
 
 def test_a_stream_has_one_codec_and_a_shape_one_configuration(monkeypatch) -> None:
@@ -149,7 +189,7 @@ def test_a_stream_has_one_codec_and_a_shape_one_configuration(monkeypatch) -> No
     def on_a_stream() -> None:
         with torch.cuda.stream(torch.cuda.Stream(CPU)):
             for _ in range(3):
-                assert_same(loaded.inflated(blob), plain)
+                assert_same(loaded.inflate(blob).proved(), plain)
 
     threads = [threading.Thread(target=on_a_stream) for _ in range(2)]
     for thread in threads:
@@ -160,7 +200,47 @@ def test_a_stream_has_one_codec_and_a_shape_one_configuration(monkeypatch) -> No
     first, second = fake.codecs[probes:]
     assert first.algorithm == second.algorithm == ("Deflate", 0), "Huffman codes alone, as on the CPU"
     assert first.stream != second.stream
+    assert 0 not in {first.stream, second.stream}, "the streams that were entered, of that device"
     assert [(codec.decodes, codec.configured) for codec in (first, second)] == [(3, 1), (3, 1)]
+    assert min(codec.slack for codec in fake.codecs) >= 64 << 10, "behind inputs of either way"
+
+
+def test_a_codec_is_one_of_its_own_device(monkeypatch) -> None:
+    fake = fake_nvcomp.install(monkeypatch)
+    nvcomp._OnStream(sys.modules["nvidia.nvcomp"], torch.device("meta", 3), 7)
+
+    assert [(codec.device_id, codec.stream) for codec in fake.codecs] == [(3, 7)]
+
+
+@pytest.mark.parametrize("kind", ["stand-in"])
+@pytest.mark.parametrize("flaw", ["writes nothing", "stops halfway", "says less"])
+def test_what_was_not_done_is_noticed_and_what_lay_there_before_never_seen(loaded, monkeypatch, flaw) -> None:
+    monkeypatch.setattr(torch, "empty", lambda n, **kw: torch.full((n,), 0xEE, **kw))
+    plain = sections([3 * CHUNK_BYTES, CHUNK_BYTES + 100], 5)
+    blob = parse(memoryview(deflated(header(plain), plain)))
+    monkeypatch.setattr(fake_nvcomp.Codec, "flaw", flaw)
+    inflating = loaded.inflate(blob)
+
+    with pytest.raises(RuntimeError, match="has not inflated all of 5 chunks"):
+        inflating.proved()
+    assert not any((section.data == 0xEE).any() for section in inflating.sections)
+    with pytest.raises(RuntimeError, match="has not deflated all of 5 chunks"):
+        loaded.deflated(header(plain), plain)
+
+
+@pytest.mark.parametrize("kind", ["stand-in"])
+def test_whoever_asks_for_sections_waits_for_the_device(loaded) -> None:
+    plain, gate, log = sections([40_000]), threading.Event(), []
+    blob = parse(memoryview(deflated(header(plain), plain)))
+    fake_cuda.launch(lambda: (gate.wait(PATIENCE_S), log.append("device")))
+    inflating = loaded.inflate(blob)
+    asking = threading.Thread(target=lambda: (inflating.proved(), log.append("told")))
+    asking.start()
+    assert inflating.done.awaited.wait(PATIENCE_S)
+    gate.set()
+    asking.join(PATIENCE_S)
+
+    assert log == ["device", "told"]
 
 
 def test_its_scratch_memory_comes_from_the_pool_of_torch(monkeypatch) -> None:

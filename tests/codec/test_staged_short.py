@@ -5,6 +5,7 @@ The device is scripted: `second_device` runs the codecs, and at some operations 
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -28,17 +29,25 @@ CPU = torch.device("cpu")
 CHOICES = [CodecChoice("kvtc", 4, window=20), CodecChoice("kvtc2", 12, window=20)]
 
 
+SHORT = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+]
+"""In the words of torch's pool, of cuBLAS on a new thread, and of a kernel that is loaded at first use."""
+
+
 class Script:
     """Has no memory from an operation on, until that was said so many times; each ends an attempt."""
 
     def __init__(self, begin: int, times: int) -> None:
-        self.begin, self.left, self.seen = begin, times, 0
+        self.begin, self.left, self.seen, self.words = begin, times, 0, itertools.cycle(SHORT)
 
     def __call__(self, operation) -> None:
         self.seen += operation.launches
         if self.seen > self.begin and self.left and operation.launches:
             self.left -= 1
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise next(self.words)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +131,16 @@ def test_a_basis_that_is_larger_than_the_budget_leaves_blocks_to_the_cpu(path, r
 
 
 @pytest.mark.parametrize(
-    ("error", "why"), [(torch.OutOfMemoryError("full"), "memory"), (RuntimeError("nvCOMP: 10"), "nvcomp")]
+    ("error", "why"),
+    [
+        (torch.OutOfMemoryError("full"), "memory"),
+        (RuntimeError("CUDA Runtime API failure: out of memory; code=2"), "memory"),
+        (RuntimeError("nvCOMP: 10"), "nvcomp"),
+        (ValueError("the buffer is too small to hold the data"), "nvcomp"),
+        (IndexError("batch"), "nvcomp"),
+        (MemoryError("std::bad_alloc"), "nvcomp"),
+    ],
+    ids=repr,
 )
 def test_what_nvcomp_cannot_do_a_cpu_does(path, raw, monkeypatch, error, why):
     fake_cuda.install(monkeypatch)
@@ -141,6 +159,52 @@ def test_what_nvcomp_cannot_do_a_cpu_does(path, raw, monkeypatch, error, why):
     encoded = encode(staged, raw)
     assert np.array_equal(decode(staged, encoded.blob, raw.numel()), raw.numpy())
     assert spared == [why, why]
+
+
+@pytest.mark.parametrize("flaw", ["writes nothing", "stops halfway", "says less"])
+def test_what_nvcomp_has_not_done_is_never_served(path, raw, monkeypatch, flaw):
+    fake_cuda.install(monkeypatch)
+    fake_nvcomp.install(monkeypatch)
+    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
+    spared: list[str] = []
+    accelerator = Accelerator(CPU, nvcomp.load(CPU, Residency()), spared=spared.append)
+    staged = codec_for(WORLD.identity, CodecChoice("lossless"), ProfileFolder(path), accelerator)
+    monkeypatch.setattr(fake_nvcomp.Codec, "flaw", flaw)
+    encoded = encode(staged, raw)
+
+    assert np.array_equal(decode(staged, encoded.blob, raw.numel()), raw.numpy())
+    assert spared == ["nvcomp", "nvcomp"]
+
+
+@pytest.mark.parametrize("times", [1, 99])
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_a_codec_for_which_there_is_no_memory_is_one_of_the_cpu(path, raw, choice, times):
+    plain = codec_for(WORLD.identity, choice, ProfileFolder(path))
+    want, spared = encode(plain, raw), []
+    with SecondDevice(script := Script(0, times)):
+        accelerator = Accelerator(DEVICE, spared=spared.append)
+        codec = codec_for(WORLD.identity, choice, ProfileFolder(path), accelerator)
+        script.left = 0
+        got = encode(codec, raw)
+        block = decode(codec, want.blob, raw.numel())
+
+    assert (codec.device, spared) == (("cuda", []) if times == 1 else ("cpu", ["memory"]))
+    assert got.blob == want.blob
+    assert np.array_equal(block, decode(plain, want.blob, raw.numel()))
+
+
+def test_a_block_is_looked_at_once_however_often_that_is_tried(path, raw):
+    """The sums of two streams, the second of which finds no memory the first time."""
+    found = []
+    for begin in (10_000, *range(0, 40, 3)):
+        with SecondDevice(script := Script(10_000, 1)):
+            codec = codec_for(WORLD.identity, CHOICES[0], ProfileFolder(path), Accelerator(DEVICE))
+            script.begin, script.seen = begin, 0
+            encode(codec, raw)
+            windows = codec.encoder._encoder._windows
+            found.append([(window._count, float(window._kept.cpu())) for window in windows])
+
+    assert found[1:] == found[:1] * len(found[1:])
 
 
 def test_other_errors_are_not_hidden(path, raw):

@@ -30,31 +30,49 @@ def launch(kernel: Callable[[], object]) -> None:
     _current.stream.work.put(kernel)
 
 
+class _AtOnce:
+    @staticmethod
+    def put(kernel: Callable[[], object]) -> None:
+        kernel()
+
+
 class _Default:
+    """The stream that is current where none was entered: what it is told is done when that returns."""
+
     cuda_stream = 0
+    work = _AtOnce
 
 
 class _Stream:
-    def __init__(self, _device: torch.device, _priority: int = 0) -> None:
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.device, self.priority = device, priority
+        self.waiting = threading.Event()
+        """Set once the device has come to an event in this stream."""
         self.cuda_stream = next(_numbers)
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=_device_loop, args=(self.work,), daemon=True).start()
         weakref.finalize(self, self.work.put, None)
 
     def wait_event(self, event: _Event) -> None:
-        self.work.put(event.flag.wait)
+        self.work.put(lambda: (self.waiting.set(), event.flag.wait()))
+
+    def synchronize(self) -> None:
+        done = threading.Event()
+        self.work.put(done.set)
+        assert done.wait(PATIENCE_S)
 
 
 class _Event:
     def __init__(self, *, blocking: bool = False) -> None:
         self._blocking = blocking
-        self.flag = threading.Event()
+        self.flag, self.awaited = threading.Event(), threading.Event()
 
     def record(self, stream: _Stream) -> None:
         stream.work.put(self.flag.set)
 
     def synchronize(self) -> None:
         assert self._blocking, "who waits for it must sleep"
+        self.awaited.set()
         assert self.flag.wait(PATIENCE_S)
 
 
@@ -91,8 +109,10 @@ def current_device() -> torch.device:
     return getattr(_current, "device", FIRST)
 
 
-def _current_stream(_device: torch.device) -> _Stream | type[_Default]:
-    return getattr(_current, "stream", _Default)
+def _current_stream(device: torch.device) -> _Stream | type[_Default]:
+    """The stream that was entered, if it is one of that device."""
+    found = getattr(_current, "stream", _Default)
+    return found if found is _Default or found.device == device else _Default
 
 
 def break_down(monkeypatch: pytest.MonkeyPatch, call: str) -> None:

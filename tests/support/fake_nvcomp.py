@@ -49,6 +49,10 @@ class BatchArray:
         """The entries."""
         return [self.buffer[at : at + size] for at, size in zip(self.offsets, self.sizes, strict=True)]
 
+    def slack(self) -> int:
+        """Bytes of the buffer behind the last entry."""
+        return self.buffer.numel() - max(map(sum, zip(self.offsets, self.sizes, strict=True)))
+
     def check_apart(self) -> None:
         """Outputs must not overlap."""
         spans = sorted(zip(self.offsets, self.sizes, strict=True))
@@ -83,11 +87,13 @@ class Codec:
     def __init__(self, *, algorithm, bitstream_kind, device_id, cuda_stream, algorithm_type=None) -> None:
         assert algorithm in {"Deflate", "GDeflate", "Zstd", "ANS"}
         assert (algorithm_type is None) == (algorithm in {"Zstd", "ANS"})
-        assert device_id == 0
+        self.device_id = device_id
         assert bitstream_kind is BitstreamKind.RAW
         self.algorithm = algorithm, algorithm_type
         self.stream, self.thread = cuda_stream, threading.get_ident()
         self.decodes, self.encodes, self.configured = 0, 0, 0
+        self.slack = sys.maxsize
+        """The least that was behind an input."""
         self.made.append(self)
 
     def _belongs(self, *batches: BatchArray) -> None:
@@ -95,6 +101,16 @@ class Codec:
         current = torch.cuda.current_stream(torch.device("cpu")).cuda_stream
         assert {self.stream, current} == {self.stream}
         assert {batch.stream for batch in batches} <= {self.stream}
+
+    def _written(self, nbytes: int, *, last: bool) -> int:
+        """How much of a chunk is written."""
+        match self.flaw:
+            case "writes nothing":
+                return 0
+            case "stops halfway":
+                return nbytes // 2 if last else nbytes
+            case _:
+                return nbytes
 
     def compression_config(self, sizes: list[int]) -> tuple:
         """How to encode chunks of these sizes."""
@@ -116,36 +132,41 @@ class Codec:
     def decode(self, srcs: BatchArray, *, out: BatchArray, decompression_config: tuple) -> BatchArray:
         """Inflate into `out`."""
         self._belongs(srcs, out)
+        self.slack = min(self.slack, srcs.slack())
         out.check_apart()
         assert decompression_config == (self, "decode", out.sizes)
-        for source, target in zip(srcs.parts(), out.parts(), strict=True):
+        self.decodes += 1
+        if self.flaw == "says less":
+            out.written = [out.sizes[0] - 1, *out.sizes[1:]]
+        for number, (source, target) in enumerate(zip(srcs.parts(), out.parts(), strict=True), 1):
             reader = zlib.decompressobj(-15)
             data = reader.decompress(source.numpy().tobytes(), target.numel() + 1)
             assert reader.eof
             assert not reader.unused_data
             assert len(data) == target.numel()
-            target.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            some = self._written(len(data), last=number == len(out.sizes))
+            target[:some] = torch.frombuffer(bytearray(data), dtype=torch.uint8)[:some]
             if self.flaw == "reads wrong":
                 target[-1] += 1
-        self.decodes += 1
         return out
 
     def encode(self, srcs: BatchArray, *, out: BatchArray, compression_config: tuple) -> BatchArray:
         """Deflate into `out`, each to its own room; the size is known afterwards."""
         self._belongs(srcs, out)
+        self.slack = min(self.slack, srcs.slack())
         out.check_apart()
         assert compression_config == (self, "encode", srcs.sizes)
         out.written = []
-        for source, target in zip(srcs.parts(), out.parts(), strict=True):
+        for number, (source, target) in enumerate(zip(srcs.parts(), out.parts(), strict=True), 1):
             if target.numel() < self.get_max_comp_buffer_size(source):
                 raise ValueError("the output is too small")
             writer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_HUFFMAN_ONLY)
             data = writer.compress(source.numpy().tobytes()) + writer.flush()
             if self.flaw == "writes wrong":
                 data = b"\xff" + data[1:]
-            target[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            target[len(data) :] = 0xEE
-            out.written.append(len(data))
+            some = self._written(len(data), last=number == len(out.sizes))
+            target[:some] = torch.frombuffer(bytearray(data), dtype=torch.uint8)[:some]
+            out.written.append(0 if self.flaw == "says less" else len(data))
         self.encodes += 1
         return out
 
