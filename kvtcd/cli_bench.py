@@ -161,12 +161,14 @@ def remote(
     from kvtcd import shared_store  # noqa: PLC0415 - torch
     from kvtcd.config import Config, load_credentials  # noqa: PLC0415 - pydantic
     from kvtcd.lab import bench_remote as lab  # noqa: PLC0415 - torch
+    from kvtcd.lab.store_libraries import library  # noqa: PLC0415 - clients of stores
 
     said = {"url": url, "endpoint": endpoint, "credentials": credentials, "timeout": 60.0}
     config = Config.model_validate({"remote": said})
     entry = load_credentials(credentials)
     lab.command(
         store=lambda: shared_store.client(config, entry),
+        library=lambda: library(config, entry),
         sizes=mib or [1, 4],
         blocks=blocks,
         rounds=rounds,

@@ -78,7 +78,7 @@ class ProfileFolder:
         except OSError:
             raise UnknownProfile(digest) from None
 
-    def add(self, digest: bytes, content: bytes) -> None:
+    def add(self, digest: bytes, content: bytes | memoryview) -> None:
         """Put a profile into the folder, unless what it holds is no profile.
 
         Raises:

@@ -57,6 +57,8 @@ class Relief:
             residents.lose(entry, Place.DISK, Reason.NO_TIER)
 
     def _relieve_host(self, account: Account, need: int, below: dict[Account, int]) -> None:
+        if not account.easing and not account.full(need):
+            return
         # Moving down ahead of need costs little; losing ahead of need would cost hits.
         ahead = self._has_a_way_down(account)
         excess = account.excess(need) if ahead else account.shortfall(need)

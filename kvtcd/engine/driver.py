@@ -96,8 +96,10 @@ class Driver:
         number, asked = next(self._numbers), loop.time()
         ticket = self._tickets[number] = _Ticket(request, loop.create_future())
         self.tell(request.event(number))
+        if ticket.future.done():  # as is most often so; a time limit costs as much as all of the catalog
+            return ticket.future.result()
         try:
-            if not ticket.future.done() and request.waits:
+            if request.waits:
                 request.waits()
             async with asyncio.timeout_at(deadline):
                 return await ticket.future

@@ -215,14 +215,32 @@ class Environment(Protocol):
         """Close it cleanly."""
 
 
+Value = bytes | memoryview
+"""What a store holds under a name."""
+Came = Callable[[str, Value], None]
+"""Told of a name and its value."""
+Item = tuple[str, tuple[Value, ...], int | None]
+"""A value on its way to a store: its name; the parts that it is, one behind the other; seconds that it is
+kept if the store keeps time, None: as long as the store likes."""
+
+
 class RemoteStore(Protocol):
     """A store that several daemons share. Some of many answers may be errors; if all are, one is raised."""
 
-    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
-        """Return values, None for one that is not there; what is larger than `most` is not what it was."""
+    async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
+        """Hand out values, each as soon as it is here; what is larger than `most` is not what it was.
 
-    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
-        """Store values under names, each for so many seconds if the store keeps time."""
+        Args:
+            names: of values.
+            most: bytes.
+            came: told of each name that has a value, once; it does not raise.
+
+        Returns:
+            which names have one.
+        """
+
+    async def put(self, items: Sequence[Item]) -> list[Exception | None]:
+        """Store values under names; nobody writes to the memory that they lie in meanwhile."""
 
     async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
         """Tell which names have a value."""

@@ -38,19 +38,18 @@ class FakeStore:
     def _answer(self, name, value):
         return ConnectionError("its node is away") if name in self.lost else value
 
-    async def get(self, names, most):
+    async def get(self, names, most, came):
         await self._call("get", names)
-        found = (self.values.get(name) for name in names)
-        return [
-            self._answer(name, None if value is None else value[: most + 1])
-            for name, value in zip(names, found, strict=True)
-        ]
+        for name in names:
+            if name in self.values and name not in self.lost:
+                came(name, self.values[name][: most + 1])
+        return [self._answer(name, name in self.values) for name in names]
 
     async def put(self, items):
         await self._call("put", [name for name, _, _ in items])
-        for name, value, ttl in items:
+        for name, parts, ttl in items:
             if name not in self.lost:
-                self.values[name], self.ttls[name] = value, ttl
+                self.values[name], self.ttls[name] = b"".join(parts), ttl
         return [self._answer(name, None) for name, _, _ in items]
 
     async def exists(self, names):

@@ -41,7 +41,10 @@ class Ledger:
 
     def of(self, tenant: str, namespace: bytes) -> Known:
         """Return what is known of a namespace."""
-        return self.namespaces.setdefault((tenant, namespace), Known(tenant, namespace))
+        known = self.namespaces.get((tenant, namespace))
+        if known is None:
+            known = self.namespaces[tenant, namespace] = Known(tenant, namespace)
+        return known
 
     def purges(self) -> list[Known]:
         """Return the namespaces that the store still has to purge."""

@@ -57,9 +57,9 @@ def profile_name(digest: bytes) -> str:
     return f"profiles/{digest.hex()}"
 
 
-def join(envelope: bytes, blob: bytes | bytearray | memoryview) -> bytes:
-    """Return the bytes of a record."""
-    return b"".join((_LENGTH.pack(len(envelope)), envelope, blob))
+def parts(envelope: bytes, blob: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+    """Return the bytes of a record: what comes before the blob, and the blob, which is not copied."""
+    return _LENGTH.pack(len(envelope)) + envelope, blob
 
 
 def split(data: bytes | memoryview) -> tuple[bytes, memoryview]:

@@ -20,7 +20,7 @@ from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.namespaces import Namespace, Registry
-from kvtcd.engine.ports import Memory
+from kvtcd.engine.ports import Memory, Value
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote import parcels
 from kvtcd.engine.remote.caller import Caller
@@ -29,10 +29,10 @@ from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.turns import Turns
 from kvtcd.engine.steps import Origin, Record
 
-TOGETHER, CALLS = 4, 2
+TOGETHER, CALLS = 4, 3
 """Blocks of one call, and calls under way."""
-AT_ONCE = 2 * CALLS * TOGETHER
-"""Blocks on their way here: as many are checked, or wait, as are fetched."""
+AT_ONCE = CALLS + 1
+"""Batches on their way here: as many are checked, or wait, as are fetched."""
 ROOM_S = 10.0
 """Seconds that a block which has arrived waits for room in host memory."""
 AT_HAND = 1 << 20
@@ -64,9 +64,8 @@ class Arrivals:
         self._caller, self._generations, self._presence = caller, generations, presence
         self._driver, self._memory, self._registry = driver, memory, registry
         self._lane, self._figures, self._errands = lane, figures, errands
-        self._turns: dict[int, Turns[bytes | None]] = {}
-        self._flights: dict[RecordKey, asyncio.Task[bool]] = {}
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._fetching = asyncio.Semaphore(CALLS)
+        self._arriving = Turns("arrival", self._arrive, errands, most=TOGETHER, at_once=AT_ONCE)
 
     async def bring(self, namespace: Namespace, key: RecordKey, deadline: float) -> bool:
         """Bring a block into host memory, packed as it is; tell whether it is here now.
@@ -74,64 +73,68 @@ class Arrivals:
         Raises:
             DeadlineExceeded: not within the caller's time; it comes all the same.
         """
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = self._errands.start("arrival", self._arrive(namespace, key))
-            flight.add_done_callback(lambda _: self._flights.pop(key))
         loop = asyncio.get_running_loop()
         begun = loop.time()
         try:
             async with asyncio.timeout_at(deadline):
-                return await asyncio.shield(flight)
+                return await self._arriving.ask(namespace, key)
         except TimeoutError:
             raise DeadlineExceeded("the remote store", round(loop.time() - begun, 3)) from None
 
-    async def _arrive(self, namespace: Namespace, key: RecordKey) -> bool:
-        outcome = fig.FAILED
+    async def _arrive(self, namespace: Namespace, keys: Sequence[RecordKey]) -> list[bool]:
+        outcomes = dict.fromkeys(keys, fig.FAILED)
         try:
-            async with self._gate:
-                outcome = await self._fetch(namespace, key)
+            generation = await self._generations.ensure(namespace)
+            await self._fetch(namespace, generation, outcomes)
         except RemoteFailed as error:
-            _log.debug("record %s was not fetched: %s", log_name(key), error)
-        self._figures.gets.labels(outcome).inc()
-        return outcome == fig.HIT
+            _log.debug("%d records were not fetched: %s", len(keys), error)
+        for outcome in outcomes.values():
+            self._figures.gets.labels(outcome).inc()
+        return [outcome == fig.HIT for outcome in outcomes.values()]
 
-    async def _fetch(self, namespace: Namespace, key: RecordKey) -> str:
-        generation = await self._generations.ensure(namespace)
-        tenant = self._registry.tenants[namespace.tenant]
-        name = names.record_name(tenant.keys, namespace.digest, generation, key)
-        data = await self._together(namespace).ask(name)
-        if data is None:
-            self._presence.note(name, there=False)
-            return fig.MISS
-        self._figures.bytes.labels("in").inc(len(data))
-        try:
-            arrived = parcels.opened(data, key, namespace, tenant, generation)
-        except Corrupt as error:
-            self._refuse(name, namespace, key, error)
-            return fig.REFUSED
-        gone = self._generations.current(namespace) != generation or self._presence.ask(name) is False
-        if arrived is None or gone or not self._registry.admits(namespace):
-            self._presence.note(name, there=False)  # its time is over, or it was deleted or purged meanwhile
-            return fig.MISS
-        self._presence.note(name, there=True)
-        try:
-            return fig.HIT if await self._settle_in(namespace, key, *arrived) else fig.FAILED
-        except Corrupt as error:
-            self._refuse(name, namespace, key, error)
-            return fig.REFUSED
-
-    def _together(self, namespace: Namespace) -> Turns[bytes | None]:
-        """Return what asks for blocks of this size."""
-        identity = namespace.identity
+    async def _fetch(self, namespace: Namespace, generation: int, outcomes: dict[RecordKey, str]) -> None:
+        """Have blocks come, and note what became of each; one is checked while the next is under way."""
+        tenant, identity = self._registry.tenants[namespace.tenant], namespace.identity
+        asked = {names.record_name(tenant.keys, namespace.digest, generation, key): key for key in outcomes}
         most = 2 * identity.layout.nbytes(identity.block_tokens) + MAX_ENVELOPE_BYTES + _SLACK
-        if most not in self._turns:
+        settling: dict[RecordKey, asyncio.Task[str]] = {}
 
-            async def call(asked: Sequence[str]) -> list[bytes | Exception | None]:
-                return await self._caller.get(asked, most)
+        def came(name: str, value: Value) -> None:
+            settling[asked[name]] = self._errands.start(
+                "arrival", self._take_in(namespace, generation, asked[name], name, value)
+            )
 
-            self._turns[most] = Turns(call, most=TOGETHER, at_once=CALLS)
-        return self._turns[most]
+        try:
+            async with self._fetching:
+                there = await self._caller.get(list(asked), most, came)
+            for (name, key), answer in zip(asked.items(), there, strict=True):
+                if answer is False:
+                    self._presence.note(name, there=False)
+                    outcomes[key] = fig.MISS
+                elif isinstance(answer, Exception):
+                    _log.debug("record %s was not fetched: %s", log_name(key), answer)
+        finally:
+            for key, task in settling.items():
+                outcomes[key] = await task
+
+    async def _take_in(
+        self, namespace: Namespace, generation: int, key: RecordKey, name: str, value: Value
+    ) -> str:
+        """Check what came under the name of a record, and settle it in; return what became of it."""
+        self._figures.bytes.labels("in").inc(len(value))
+        try:
+            found = parcels.opened(
+                value, key, namespace, self._registry.tenants[namespace.tenant], generation
+            )
+            gone = self._generations.current(namespace) != generation or self._presence.ask(name) is False
+            if found is None or gone or not self._registry.admits(namespace):
+                self._presence.note(name, there=False)  # its time is over, or it was deleted or purged
+                return fig.MISS
+            self._presence.note(name, there=True)
+            return fig.HIT if await self._settle_in(namespace, key, *found) else fig.FAILED
+        except Corrupt as error:
+            self._refuse(name, namespace, key, error)
+            return fig.REFUSED
 
     def _refuse(self, name: str, namespace: Namespace, key: RecordKey, error: Corrupt) -> None:
         """Count what is no record of ours, and remove it: else no daemon would store a sound one there."""

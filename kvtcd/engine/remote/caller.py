@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kvtcd.core.errors import RemoteFailed
 from kvtcd.core.remote.breaker import Breaker, BreakerState, pause
-from kvtcd.engine.ports import RemoteStore
+from kvtcd.engine.ports import Came, Item, RemoteStore, Value
 from kvtcd.engine.remote.figures import Figures
 
 T = TypeVar("T")
@@ -38,11 +38,26 @@ class Caller:
         self.breaker = breaker
         self._ending = False
 
-    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
-        """Return values; see `RemoteStore`."""
-        return await self._call("get", lambda: self._store.get(names, most))
+    async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
+        """Hand out values, each once, however often the store is asked; see `RemoteStore`."""
+        told: set[str] = set()
 
-    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+        def once(name: str, value: Value) -> None:
+            if name not in told:
+                told.add(name)
+                came(name, value)
+
+        return await self._call("get", lambda: self._store.get(names, most, once))
+
+    async def value(self, name: str, most: int) -> Value | None:
+        """Return a value, None for one that is not there."""
+        values: list[Value] = []
+        (there,) = await self.get([name], most, lambda _, value: values.append(value))
+        if isinstance(there, Exception):
+            raise RemoteFailed("get", _why(there))
+        return values[0] if there else None
+
+    async def put(self, items: Sequence[Item]) -> list[Exception | None]:
         """Store values; see `RemoteStore`."""
         return await self._call("put", lambda: self._store.put(items))
 

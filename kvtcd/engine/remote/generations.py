@@ -123,9 +123,7 @@ class Generations:
     async def _refresh(self, namespace: Namespace) -> None:
         known, keys = self.ledger.of(namespace.tenant, namespace.digest), self.keys(namespace)
         begun = self._clock()
-        (answer,) = await self._caller.get([names.generation_name(keys, namespace.digest)], _MOST_BYTES)
-        if isinstance(answer, Exception):
-            raise RemoteFailed("generation", str(answer))
+        answer = await self._caller.value(names.generation_name(keys, namespace.digest), _MOST_BYTES)
         if (known.purging and not known.heard) or not self._registry.admits(namespace):
             return
         try:
@@ -148,7 +146,7 @@ class Generations:
     async def _state(self, namespace: Namespace, generation: int) -> None:
         keys = self.keys(namespace)
         value = names.state_generation(keys, namespace.digest, generation)
-        (error,) = await self._caller.put([(names.generation_name(keys, namespace.digest), value, None)])
+        (error,) = await self._caller.put([(names.generation_name(keys, namespace.digest), (value,), None)])
         if error is not None:
             raise RemoteFailed("generation", str(error))
 

@@ -15,12 +15,14 @@ from kvtcd.core.keys import RecordKey
 from kvtcd.core.record import Envelope
 from kvtcd.core.remote import names
 from kvtcd.engine.namespaces import Namespace, Tenant
-from kvtcd.engine.ports import Bytes
+from kvtcd.engine.ports import Bytes, Value
 from kvtcd.engine.steps import Record
 
 
-def leaving(record: Record, key: RecordKey, tenant: Tenant, generation: int, *, encrypt: bool) -> bytes:
-    """Return the bytes of a record for a store: of the generation that holds there, encrypted if asked for.
+def leaving(
+    record: Record, key: RecordKey, tenant: Tenant, generation: int, *, encrypt: bool
+) -> tuple[Value, ...]:
+    """Return a record for a store: of the generation that holds there, encrypted if asked for, not copied.
 
     Args:
         record: sealed by this daemon a moment ago.
@@ -36,11 +38,11 @@ def leaving(record: Record, key: RecordKey, tenant: Tenant, generation: int, *, 
         mac = records.blob_mac(tenant.keys, blob)
         envelope = replace(envelope, nonce=nonce, blob_bytes=len(blob), blob_mac=mac)
     sealed = records.seal(tenant.keys, replace(envelope, generation=generation))
-    return names.join(sealed, blob)
+    return names.parts(sealed, blob)
 
 
 def opened(
-    data: bytes, key: RecordKey, namespace: Namespace, tenant: Tenant, generation: int
+    data: Value, key: RecordKey, namespace: Namespace, tenant: Tenant, generation: int
 ) -> tuple[Record, Envelope] | None:
     """Check the envelope of what a store had under the name of a record; None if its time is over.
 

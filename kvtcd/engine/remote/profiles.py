@@ -11,6 +11,7 @@ from kvtcd.core.errors import Corrupt, KvtcdError, RemoteFailed
 from kvtcd.core.remote import names
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.namespaces import Namespace
+from kvtcd.engine.ports import Value
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
@@ -31,7 +32,7 @@ class Shelf(Protocol):
             UnknownProfile: it is not here.
         """
 
-    def add(self, digest: bytes, content: bytes) -> None:
+    def add(self, digest: bytes, content: Value) -> None:
         """Keep a profile with this SHA-256.
 
         Raises:
@@ -79,7 +80,7 @@ class Profiles:
         except KvtcdError as error:
             _log.warning("profile %s cannot be sent to the remote store: %s", digest.hex(), error)
             return
-        (failed,) = await self._caller.put([(names.profile_name(digest), content, self._ttl)])
+        (failed,) = await self._caller.put([(names.profile_name(digest), (content,), self._ttl)])
         if failed is not None:
             raise RemoteFailed("put", str(failed))
         self._due[digest] = now + (self._ttl / 2 if self._ttl else float("inf"))
@@ -98,14 +99,14 @@ class Profiles:
     async def _fetch(self, digest: bytes) -> bool:
         outcome = fig.FAILED
         try:
-            (content,) = await self._caller.get([names.profile_name(digest)], _MOST_BYTES)
-            if isinstance(content, bytes):
+            content = await self._caller.value(names.profile_name(digest), _MOST_BYTES)
+            if content is None:
+                outcome = fig.MISS
+            else:
                 await self._lane.run(self._shelf.add, digest, content)
                 outcome = fig.HIT
                 _log.info("profile %s was fetched from the remote store", digest.hex())
                 self.arrived()
-            elif content is None:
-                outcome = fig.MISS
         except RemoteFailed as error:
             _log.warning("profile %s cannot be fetched: %s", digest.hex(), error)
         except Corrupt as error:

@@ -119,7 +119,7 @@ class Purges:
         keys = self._derive(known.tenant)
         name = names.generation_name(keys, known.namespace)
         value = names.state_generation(keys, known.namespace, generation)
-        (error,) = await self._caller.put([(name, value, None)])
+        (error,) = await self._caller.put([(name, (value,), None)])
         if error is not None:
             raise RemoteFailed("purge", str(error))
         valid = names.record_prefix(keys, known.namespace, generation)

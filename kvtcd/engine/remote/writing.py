@@ -14,6 +14,7 @@ from kvtcd.core.remote.backlog import Backlog, Offer, Waiting
 from kvtcd.core.remote.presence import Presence
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
+from kvtcd.engine.ports import Item
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote import parcels
 from kvtcd.engine.remote.caller import Caller
@@ -139,7 +140,7 @@ class Writing:
         for one in {named[name].item.namespace.number: named[name] for name in absent}.values():
             await self._profiles.send(one.item.namespace)
         ready = {name: (named[name].item, generations[name]) for name in absent}
-        # Without a cipher that is one copy and a MAC over the envelope: a change of threads takes longer.
+        # Without a cipher that is a MAC over the envelope: a change of threads takes longer.
         items = await self._lane.run(self._ready, ready) if self._encrypt else self._ready(ready)
         if items:
             await self._send(items, named)
@@ -161,7 +162,7 @@ class Writing:
                 absent.append(name)
         return absent
 
-    def _ready(self, parcels_by_name: dict[str, tuple[Parcel, int]]) -> list[tuple[str, bytes, int | None]]:
+    def _ready(self, parcels_by_name: dict[str, tuple[Parcel, int]]) -> list[Item]:
         return [
             (
                 name,
@@ -171,16 +172,14 @@ class Writing:
             for name, (parcel, generation) in parcels_by_name.items()
         ]
 
-    async def _send(
-        self, items: list[tuple[str, bytes, int | None]], named: dict[str, Waiting[Parcel]]
-    ) -> None:
+    async def _send(self, items: list[Item], named: dict[str, Waiting[Parcel]]) -> None:
         answers = await self._caller.put(items)
-        for (name, value, _), error in zip(items, answers, strict=True):
+        for (name, parts, _), error in zip(items, answers, strict=True):
             if error is not None:
                 self._give_back([named[name]])
                 continue
             self._presence.note(name, there=True)
-            self._figures.bytes.labels("out").inc(len(value))
+            self._figures.bytes.labels("out").inc(sum(map(len, parts)))
             if self._settled(named[name], fig.STORED, name):
                 self.written(named[name].item)
             else:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -14,9 +15,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError, SlotNotCoveredError
 
+from kvtcd.tiers.remote.redis_connection import DirectConnection, DirectTLSConnection, Joined, Parts
+
 _PAGE = 1000
 """Names that a server looks at in one go when it lists."""
 
+Came = Callable[[str, bytes | memoryview], None]
+"""Told of a name and its value."""
 Command = tuple[Any, ...]
 """What is sent: a word, then the name that it is about."""
 
@@ -48,22 +53,34 @@ class RedisStore:
         }  # fmt: skip
         if authority:
             options["ssl_ca_certs"] = authority
+        connection = DirectTLSConnection if tls else DirectConnection
         self._cluster: RedisCluster | None = None
         self._single: Redis | None = None
         if cluster:
             nodes = [ClusterNode(host, port) for host, port in hosts]
             self._cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+            self._cluster.connection_kwargs["connection_class"] = connection
+            for node in self._cluster.startup_nodes:
+                node.connection_class = connection
         else:
             host, port = hosts[0]
             self._single = Redis(host=host, port=port, db=database, **options)
+            self._single.connection_pool.connection_class = connection
+        client: Any = self._cluster if cluster else self._single
+        client.set_response_callback("GETRANGE", _handed_out)
 
-    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
-        """Return values, of each at most one byte more than `most`; None for one that is not there."""
-        return [_value(answer) for answer in await self._ask([("GETRANGE", name, 0, most) for name in names])]
+    async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
+        """Hand out values, of each at most one byte more than `most`; return which names have one."""
+        answers = await self._ask([("GETRANGE", name, 0, most) for name in names], came)
+        for number, (name, answer) in enumerate(zip(names, answers, strict=True)):
+            if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
+                came(name, b"\0")  # something else has this name: no record, and no fault of the server
+                answers[number] = True
+        return answers
 
-    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+    async def put(self, items: Sequence[tuple[str, Parts, int | None]]) -> list[Exception | None]:
         """Store values under names, each for so many seconds, or for as long as the server likes."""
-        timed = [("SET", name, value, *(("EX", ttl) if ttl else ())) for name, value, ttl in items]
+        timed = [("SET", name, Joined(parts), *(("EX", ttl) if ttl else ())) for name, parts, ttl in items]
         return _done(await self._ask(timed))
 
     async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
@@ -94,10 +111,10 @@ class RedisStore:
         if self._cluster is not None:
             await self._cluster.aclose()
 
-    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+    async def _ask(self, commands: Sequence[Command], came: Came | None = None) -> list[Any]:
         """Send commands that have a name each: to a server in one pipeline, to a cluster in one a node."""
         if self._single is not None:
-            return await _piped(self._single.pipeline(transaction=False), commands)
+            return await _piped(self._single.pipeline(transaction=False), commands, came)
         cluster = await self._ready()
         parts: dict[str, list[int]] = {}
         for number, command in enumerate(commands):
@@ -105,7 +122,7 @@ class RedisStore:
                 if node := cluster.get_node_from_key(command[1]):
                     parts.setdefault(node.name, []).append(number)
         answers: list[Any] = [ConnectionError("no node of the cluster has its slot")] * len(commands)
-        calls = [_piped(cluster.pipeline(), [commands[n] for n in part]) for part in parts.values()]
+        calls = [_piped(cluster.pipeline(), [commands[n] for n in part], came) for part in parts.values()]
         results = await asyncio.gather(*calls, return_exceptions=True)
         for part, result in zip(parts.values(), results, strict=True):
             if isinstance(result, BaseException) and not isinstance(result, Exception):
@@ -122,19 +139,20 @@ class RedisStore:
         return await self._cluster.initialize()
 
 
-async def _piped(pipe: Pipeline | ClusterPipeline, commands: Sequence[Command]) -> list[Any]:
+async def _piped(
+    pipe: Pipeline | ClusterPipeline, commands: Sequence[Command], came: Came | None
+) -> list[Any]:
     async with pipe:
-        for command in commands:
-            _ = pipe.execute_command(*command)  # queued: the answers are had together
+        for command in commands:  # queued: the answers are had together
+            _ = pipe.execute_command(*command, **({"came": partial(came, command[1])} if came else {}))
         return list(await pipe.execute(raise_on_error=False))
 
 
-def _value(answer: Any) -> bytes | Exception | None:  # noqa: ANN401 - what the client's pipeline returns
-    if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
-        return b"\0"  # something else has this name: no record, and no fault of the server
-    if isinstance(answer, Exception):
-        return answer
-    return bytes(answer) or None
+def _handed_out(value: bytes | memoryview, *, came: Callable[[bytes | memoryview], None]) -> bool:
+    """Hand out a value when it has been read, while what comes behind it is under way; nobody keeps it."""
+    if value:
+        came(value)
+    return bool(value)
 
 
 def _done(answers: list[Any]) -> list[Exception | None]:

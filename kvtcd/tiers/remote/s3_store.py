@@ -54,25 +54,30 @@ class S3Store:
         )  # fmt: skip
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def get(self, names: Sequence[str], most: int) -> list[bytes | Exception | None]:
-        """Return values; None for one that is not there. Of one larger than `most`, nothing is read."""
+    async def get(
+        self, names: Sequence[str], most: int, came: Callable[[str, bytes | memoryview], None]
+    ) -> list[bool | Exception]:
+        """Hand out values; return which names have one. Of one larger than `most`, nothing is read."""
 
-        async def one(name: str) -> bytes | None:
+        async def one(name: str) -> bool:
             try:
                 found = await obstore.get_async(self._bucket, name)
             except FileNotFoundError:
-                return None
-            if found.meta["size"] > most:
-                return b"\0"  # no record
-            return bytes(await found.bytes_async())
+                return False
+            large = found.meta["size"] > most  # no record
+            came(name, b"\0" if large else memoryview(await found.bytes_async()))
+            return True
 
         return await self._each(one, names)
 
-    async def put(self, items: Sequence[tuple[str, bytes, int | None]]) -> list[Exception | None]:
+    async def put(
+        self, items: Sequence[tuple[str, tuple[bytes | memoryview, ...], int | None]]
+    ) -> list[Exception | None]:
         """Store values under names; see `RedisStore.put`, but for the time."""
 
-        async def one(item: tuple[str, bytes, int | None]) -> None:
-            await obstore.put_async(self._bucket, item[0], item[1], use_multipart=False)
+        async def one(item: tuple[str, tuple[bytes | memoryview, ...], int | None]) -> None:
+            name, parts, _ = item
+            await obstore.put_async(self._bucket, name, b"".join(parts), use_multipart=False)
 
         return await self._each(one, items)
 

@@ -128,6 +128,27 @@ async def test_a_thousand_readers_of_one_block_ask_the_store_once(tmp_path) -> N
     assert shared.calls["get"] == 1
 
 
+async def test_a_block_that_came_is_checked_while_others_of_its_call_are_under_way(tmp_path) -> None:
+    class Slow(FakeStore):
+        async def get(self, names, most, came):
+            there = [await super(Slow, self).get([name], most, came) for name in names[:-1]]
+            if there:
+                await self.last.wait()
+            return [one for (one,) in there] + await super().get(names[-1:], most, came)
+
+    shared = Slow()
+    shared.last = asyncio.Event()
+    await filled(tmp_path / "one", shared, range(3))
+    keys = TenantKeys.derive(bytes(range(32)), TENANT)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        fetching = asyncio.gather(*(fetch(two, ns, number) for number in range(3)))
+        one, last = (keys.record_key(IDENTITY.digest, b"", key(number)) for number in (0, 2))
+        await until(lambda: two.catalog.places(one))
+        assert not two.catalog.places(last)
+        shared.last.set()
+        assert await fetching == [(block(number), Tier.REMOTE) for number in range(3)]
+
+
 async def test_what_is_missing_is_asked_for_once_until_that_is_forgotten(tmp_path) -> None:
     shared = FakeStore()
     async with host(tmp_path, shared) as (toy, ns):
@@ -265,14 +286,14 @@ def planted(what: str, good: bytes, other: bytes, keys: TenantKeys) -> bytes:
             return other
         case "foreign":
             theirs = TenantKeys.derive(bytes(32), TENANT)
-            return names.join(records.seal(theirs, records.parse(sealed)), blob)
+            return b"".join(names.parts(records.seal(theirs, records.parse(sealed)), blob))
         case "forged":
-            return names.join(sealed[:-32] + bytes(32), blob)
+            return b"".join(names.parts(sealed[:-32] + bytes(32), blob))
         case "of a generation that was purged":
             envelope = records.parse(sealed)
-            return names.join(records.seal(keys, replace(envelope, generation=7)), blob)
+            return b"".join(names.parts(records.seal(keys, replace(envelope, generation=7)), blob))
         case _:
-            return names.join(b"x" * len(sealed), blob)
+            return b"".join(names.parts(b"x" * len(sealed), blob))
 
 
 async def test_a_record_is_encrypted_before_it_leaves(tmp_path) -> None:
