@@ -101,16 +101,16 @@ def figures(answers: Answers) -> Figures:
     past = [each for each in answers.history["samples"] if each["uptime_s"] < stats["uptime_s"]]
     samples = [*past, now]
     older = [each for each in past if now["uptime_s"] - each["uptime_s"] >= WINDOW_S]
-    own = [_held(name, each["tiers"].values(), each["misses"]) for name, each in stats["own"].items()]
+    own = [_held(name, each["tiers"].values(), each) for name, each in stats["own"].items()]
     tenants = answers.tenants
     return Figures(
         recent=_read(older[-1] if older else samples[0], now),
         hour=[_read(*pair).hit_ratio for pair in pairwise(samples)],
-        tiers=[_held(name, [tier], 0) for name, tier in stats["tiers"].items()],
+        tiers=[_held(name, [tier], {"misses": 0, "fetched": 0}) for name, tier in stats["tiers"].items()],
         namespaces=sorted(own, key=lambda held: (-held.bytes, held.name)),
         tenants=None
         if tenants is None
-        else [_held(each["tenant"], each["tiers"].values(), each["misses"]) for each in tenants],
+        else [_held(each["tenant"], each["tiers"].values(), each) for each in tenants],
     )
 
 
@@ -119,11 +119,13 @@ def _sample(stats: Mapping[str, Any]) -> dict[str, Any]:
     tiers = {
         name: {"hits": sum(form["hits"] for form in _forms([tier]))} for name, tier in stats["tiers"].items()
     }
-    return {"uptime_s": stats["uptime_s"], "misses": stats["misses"], "tiers": tiers}
+    return {name: stats[name] for name in ("uptime_s", "misses", "fetched")} | {"tiers": tiers}
 
 
 def _read(since: Mapping[str, Any], now: Mapping[str, Any]) -> Read:
-    before, after = (sum(tier["hits"] for tier in each["tiers"].values()) for each in (since, now))
+    before, after = (
+        each["fetched"] + sum(tier["hits"] for tier in each["tiers"].values()) for each in (since, now)
+    )
     hits = after - before
     return Read(now["uptime_s"] - since["uptime_s"], hits + now["misses"] - since["misses"], hits)
 
@@ -132,11 +134,12 @@ def _forms(tiers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [tier[form] for tier in tiers for form in ("raw", "packed") if form in tier]
 
 
-def _held(name: str, tiers: Iterable[Mapping[str, Any]], misses: int) -> Held:
+def _held(name: str, tiers: Iterable[Mapping[str, Any]], reads: Mapping[str, Any]) -> Held:
     tiers = list(tiers)
     forms, packed = _forms(tiers), [tier["packed"] for tier in tiers if "packed" in tier]
     nbytes, raw = (sum(form[what] for form in packed) for what in ("bytes", "raw_bytes"))
+    hits = reads["fetched"] + sum(form["hits"] for form in forms)
     return Held(
         name, sum(form["blocks"] for form in forms), sum(form["bytes"] for form in forms), nbytes,
-        raw / nbytes if nbytes else None, sum(form["hits"] for form in forms), misses,
+        raw / nbytes if nbytes else None, hits, reads["misses"],
     )  # fmt: skip

@@ -116,7 +116,7 @@ class Blocks:
             raise NotFound
         tier = Tier.REMOTE if fetched else places[0].tier
         self._count(namespace, tier if fetched else places[0])
-        self._tally.found(namespace.number, places[0])
+        self._tally.found(namespace.number, Tier.REMOTE if fetched else places[0])
         entry = self._driver.catalog.residents.entries[record_key]
         try:
             pieces = list(self._memory.pieces(record_key))

@@ -33,17 +33,20 @@ class Sample(Answer):
     Attributes:
         uptime_s: seconds since the start of the daemon.
         misses: reads of blocks that were nowhere, since then.
+        fetched: reads for which a block came from the shared store, since then.
         tiers: by name.
     """
 
     uptime_s: float
     misses: Count
+    fetched: Count
     tiers: dict[str, TierSample]
 
     @classmethod
     def of(cls, uptime_s: float, counts: Counts, tiers: Iterable[Tier]) -> Sample:
         """Return the sums over both forms of each tier."""
-        return cls(uptime_s, counts.misses, {str(tier): _sums(counts, tier) for tier in tiers})
+        sums = {str(tier): _sums(counts, tier) for tier in tiers}
+        return cls(uptime_s, counts.misses, counts.fetched, sums)
 
 
 @dataclass(frozen=True, slots=True)

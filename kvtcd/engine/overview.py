@@ -91,6 +91,7 @@ class Overview:
             },
             namespaces=sum(not namespace.trial for namespace in self._registry.all()),
             misses=counts.misses,
+            fetched=counts.fetched,
             degraded={str(fault): count for fault, count in self.degraded.items()},
             damaged=dict(self._damaged()),
             remote=self._remote.stats() if self._remote else None,

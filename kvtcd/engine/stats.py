@@ -66,15 +66,16 @@ class TierStats(Answer):
 
 @dataclass(frozen=True, slots=True)
 class NamespaceStats(Answer):
-    """What was counted for one namespace, or for some together."""
+    """What was counted for one namespace, or for some together; see `Counts`."""
 
     misses: Count
+    fetched: Count
     tiers: dict[str, Forms]
 
     @classmethod
     def of(cls, counts: Counts, tiers: Iterable[Tier]) -> NamespaceStats:
         """Return what was counted in the tiers that the daemon has."""
-        return cls(counts.misses, {str(tier): Forms.of(counts, tier) for tier in tiers})
+        return cls(counts.misses, counts.fetched, {str(tier): Forms.of(counts, tier) for tier in tiers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Stats(Answer):
         tiers: by name.
         namespaces: of all tenants.
         misses: reads of blocks that were nowhere.
+        fetched: reads for which a block came from the store that is shared with other daemons.
         degraded: what is not as it should be, as `/readyz` names it, and how often; empty if all is well.
         damaged: records that failed their checks since the start, by the fault; none was served.
         remote: the tier that is shared with other daemons; not there without one.
@@ -106,6 +108,7 @@ class Stats(Answer):
     tiers: dict[str, TierStats]
     namespaces: Count
     misses: Count
+    fetched: Count
     degraded: dict[str, Count]
     damaged: dict[str, Count]
     remote: Annotated[RemoteStats | None, SPARSE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvtcd.core.entry import Entry
 from kvtcd.core.events import Found
@@ -48,9 +49,16 @@ class PlaceCounts:
 
 @dataclass(slots=True)
 class Counts:
-    """One namespace, or all of them, by `Place`; `misses` are reads of blocks that were nowhere."""
+    """One namespace, or all of them.
+
+    Attributes:
+        misses: reads of blocks that were nowhere.
+        fetched: reads for which a block came from the shared store; they are hits of no place.
+        places: by `Place`.
+    """
 
     misses: int = 0
+    fetched: int = 0
     places: list[PlaceCounts] = field(default_factory=lambda: [PlaceCounts() for _ in Place])
 
     def blocks(self, tier: Tier) -> int:
@@ -60,6 +68,7 @@ class Counts:
     def add(self, other: Counts) -> None:
         """Add the counts of others."""
         self.misses += other.misses
+        self.fetched += other.fetched
         for mine, theirs in zip(self.places, other.places, strict=True):
             mine.add(theirs)
 
@@ -105,12 +114,15 @@ class Tally:
             self._gone.add(counts)
         self._uncounted.discard(namespace)
 
-    def found(self, namespace: int, place: Place | None) -> None:
-        """Count a read; `place` None: the block was nowhere."""
-        if place is None:
-            self.of(namespace).misses += 1
+    def found(self, namespace: int, where: Place | Literal[Tier.REMOTE] | None) -> None:
+        """Count a read by where the block was; None: nowhere."""
+        counts = self.of(namespace)
+        if where is None:
+            counts.misses += 1
+        elif where is Tier.REMOTE:
+            counts.fetched += 1
         else:
-            self.of(namespace).places[place].hits += 1
+            counts.places[where].hits += 1
 
     def recovered(self, copy: Found) -> None:
         """Count a copy that was on disk when the daemon started."""

@@ -125,14 +125,19 @@ def form(blocks: int, nbytes: int, raw: int, hits: int) -> dict[str, object]:
 def answered(uptime: float, hits: int, misses: int, past: list[tuple[float, int, int]]) -> Answers:
     tiers = {"host": {"capacity": 100, "withheld": 0, "used": 50, "raw": form(1, 50, 50, hits)}}
     samples = [
-        {"uptime_s": at, "misses": missed, "tiers": {"host": {"blocks": 1, "bytes": 50, "hits": found}}}
+        {
+            "uptime_s": at,
+            "misses": missed,
+            "fetched": 0,
+            "tiers": {"host": {"blocks": 1, "bytes": 50, "hits": found}},
+        }
         for at, found, missed in past
     ]
     stats = {
-        "uptime_s": uptime, "blocks": 1, "misses": misses, "moving": 2, "demoting": 1, "waiting": 0,
-        "tiers": tiers, "own": {},
+        "uptime_s": uptime, "blocks": 1, "misses": misses, "fetched": 0, "moving": 2, "demoting": 1,
+        "waiting": 0, "tiers": tiers, "own": {},
     }  # fmt: skip
-    tenants = [{"tenant": "uid:7", "namespaces": ["n"], "misses": misses, "tiers": tiers}]
+    tenants = [{"tenant": "uid:7", "namespaces": ["n"], "misses": misses, "fetched": 0, "tiers": tiers}]
     return Answers(Info("1", 1, "boot"), stats, {"every_s": 10, "samples": samples}, (), [], tenants)
 
 
@@ -143,6 +148,12 @@ def test_rates_are_those_of_the_last_minute() -> None:
     assert (shown.recent.seconds, shown.recent.blocks, shown.recent.hits) == (70, 30, 20)
     assert shown.hour == [1.0, 0.1, pytest.approx(10 / 15), pytest.approx(10 / 15)]
     assert [each.name for each in shown.tenants] == ["uid:7"]
+
+
+def test_what_came_from_the_shared_store_was_found() -> None:
+    answers = answered(200, 130, 100, [(100, 100, 0)])
+    shown = figures(replace(answers, stats={**answers.stats, "fetched": 7}))
+    assert (shown.recent.blocks, shown.recent.hits) == (137, 37)
 
 
 def test_a_daemon_that_has_just_started_has_rates_since_then() -> None:
@@ -162,7 +173,7 @@ def test_the_hour_is_a_line_of_bars(values, drawn) -> None:
 def test_names_are_whole_on_a_terminal_of_80_columns() -> None:
     name = "team-a.llama-3.3-70b-instruct.fp8.tp4-rank0.context-131072.produ"
     answers = answered(5, 3, 1, [])
-    own = {name: {"misses": 0, "tiers": answers.stats["tiers"]}}
+    own = {name: {"misses": 0, "fetched": 0, "tiers": answers.stats["tiers"]}}
     answers = replace(answers, stats={**answers.stats, "own": own, "degraded": {"set-aside": 1}})
     out = io.StringIO()
     Console(file=out, width=80, force_terminal=False).print(top.render(answers, figures(answers)))

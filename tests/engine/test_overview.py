@@ -44,7 +44,7 @@ async def read(service, ns, number: int) -> bool:
 
 def test_a_history_forgets_the_oldest_and_sums_both_forms():
     history, counts = History(size=3), Counts()
-    counts.misses = 5
+    counts.misses, counts.fetched = 5, 3
     for place, n in ((Place.HOST, 1), (Place.PACKED, 10), (Place.DISK, 100)):
         counts.places[place].blocks, counts.places[place].bytes, counts.places[place].hits = n, 2 * n, 3 * n
     for second in range(5):
@@ -54,6 +54,7 @@ def test_a_history_forgets_the_oldest_and_sums_both_forms():
     assert body["samples"][0] == {
         "uptime_s": 2.0,
         "misses": 5,
+        "fetched": 3,
         "tiers": {
             "host": {"blocks": 11, "bytes": 22, "hits": 33},
             "disk": {"blocks": 100, "bytes": 200, "hits": 300},

@@ -137,6 +137,7 @@ async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_p
     assert own == {
         "a": {
             "misses": 0,
+            "fetched": 0,
             "tiers": {
                 "host": {
                     "raw": zero | {"hits": 1, "promotions": 1, "dropped": {"deleted": 2, "evicted": 1}},
@@ -145,7 +146,11 @@ async def test_hits_misses_and_moves_are_counted_for_their_namespace_alone(tmp_p
                 "disk": {"packed": zero | {"hits": 1, "demotions": 1, "dropped": {"deleted": 1}}},
             },
         },
-        "b": {"misses": 1, "tiers": {"host": {"raw": zero, "packed": zero}, "disk": {"packed": zero}}},
+        "b": {
+            "misses": 1,
+            "fetched": 0,
+            "tiers": {"host": {"raw": zero, "packed": zero}, "disk": {"packed": zero}},
+        },
     }
     assert theirs["a"]["tiers"]["host"]["raw"] == zero | {
         "blocks": 1,

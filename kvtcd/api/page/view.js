@@ -22,7 +22,8 @@ function packed(tiers) {
   return Object.values(tiers).map((tier) => tier.packed).filter(Boolean);
 }
 
-const hits = (tiers) => sum(places(tiers), (place) => place.hits);
+/** Return the reads that found a block here or, `fetched`, in the store that daemons share. */
+const hits = ({ tiers, fetched }) => fetched + sum(places(tiers), (place) => place.hits);
 
 export function who(info, stats) {
   show(at("who"), `${info.version}, up for ${duration(stats.uptime_s)}, seen as ${info.tenant}`);
@@ -83,14 +84,15 @@ export function withNow(history, stats) {
     return [name, { blocks: of("blocks"), bytes: of("bytes"), hits: of("hits") }];
   });
   const past = history.samples.filter((sample) => sample.uptime_s < stats.uptime_s);
-  return [...past, { uptime_s: stats.uptime_s, misses: stats.misses, tiers: Object.fromEntries(now) }];
+  return [...past, { uptime_s: stats.uptime_s, misses: stats.misses, fetched: stats.fetched, tiers: Object.fromEntries(now) }];
 }
 
 /** Return for each sample how many blocks were read since the one before, and how many of them were here. */
 function reads(samples, first) {
   return samples.map((sample, place) => {
     const since = place ? samples[place - 1] : first;
-    const found = sum(Object.values(sample.tiers), (tier) => tier.hits) - sum(Object.values(since.tiers), (tier) => tier.hits);
+    const until = (moment) => moment.fetched + sum(Object.values(moment.tiers), (tier) => tier.hits);
+    const found = until(sample) - until(since);
     return { at: sample.uptime_s, found, asked: found + sample.misses - since.misses };
   });
 }
@@ -132,8 +134,8 @@ export function namespaces(found, stats, policies) {
   const governing = Object.fromEntries(policies.flatMap((policy) => policy.namespaces.map((name) => [name, policy.name])));
   const rows = found.map(({ name, identity, codec, codec_reason: reason, expected_kl: kl, drift }) => {
     const unlike = drift?.state === "drifting" ? `unlike calibration: ${drift.why}` : null;
-    const own = stats.own[name] ?? { misses: 0, tiers: {} };
-    const [below, all] = [packed(own.tiers), hits(own.tiers)];
+    const own = stats.own[name] ?? { misses: 0, fetched: 0, tiers: {} };
+    const [below, all] = [packed(own.tiers), hits(own)];
     return [
       [name, element("span", { class: "note" }, identity.model)],
       [codec, ...[reason, unlike].filter(Boolean).map((note) => element("span", { class: "note" }, note))],
@@ -202,7 +204,7 @@ export function tenants(found) {
         const held = places([each.tiers[name]]);
         return [count(sum(held, (place) => place.blocks)), " copies, ", bytes(sum(held, (place) => place.bytes))];
       }),
-      count(hits(each.tiers)), count(each.misses),
+      count(hits(each)), count(each.misses),
     ]),
   ));
 }

@@ -78,6 +78,26 @@ async def test_what_lay_on_disk_before_there_was_a_store_goes_there_when_it_is_n
     assert there == [Tier.REMOTE, Tier.REMOTE, None, None]
 
 
+async def test_a_read_is_counted_where_its_block_was(tmp_path) -> None:
+    shared = FakeStore()
+    await filled(tmp_path / "one", shared, [1, 2])
+    async with host(tmp_path / "two", shared) as (two, ns):
+        await fetch(two, ns, 1)
+        await fetch(two, ns, 1)
+        await two.service.blocks.prefetch(ns, [key(2)], b"", soon(), tier=Tier.HOST)
+        await fetch(two, ns, 2)
+        with pytest.raises(NotFound):
+            await fetch(two, ns, 3)
+        found = two.service.overview.stats(TENANT)
+        text = two.service.metrics_text().decode()
+
+    for counted, tiers_of in ((found, found.tiers), (found.own["n"], found.own["n"].tiers)):
+        forms = [getattr(one, "forms", one) for one in tiers_of.values()]
+        hits = sum(form.hits for one in forms for form in (one.raw, one.packed) if form)
+        assert (counted.fetched, counted.misses, hits) == (1, 1, 2)
+    assert 'kvtcd_gets_total{found="remote"} 1.0' in text
+
+
 async def test_records_have_the_names_and_the_time_to_live_that_they_are_meant_to_have(tmp_path) -> None:
     shared = FakeStore()
     async with host(tmp_path, shared, settings=patient(ttl=77)) as (toy, ns):
