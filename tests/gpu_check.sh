@@ -62,7 +62,7 @@ figures=("$python" -m support.gpu_run "$out/figures.json")
 step "copies and kernels" 30 "${figures[@]}" versions copies kernels
 step "nvCOMP" 35 "${figures[@]}" wheels exchanged refused manners
 step "chunks" 30 "${figures[@]}" entropy lossless
-mapfile -t files < <(grep -rlE 'mark\.gpu|marks=pytest\.mark\.gpu|support\.pipelines import' tests --include='test_*.py' | sort)
+mapfile -t files < <(grep -rlE 'mark\.gpu|support\.pipelines import' tests --include='test_*.py' | sort)
 step "tests marked gpu" 90 "$python" -m pytest -m gpu -q -W default -p no:cacheprovider --timeout 40 \
   --junitxml "$out/tests.xml" "${files[@]}" > >(tee "$out/tests.txt") 2>&1
 bench=("$python" -m kvtcd bench codec --device cuda --rank 1024)
