@@ -208,8 +208,9 @@ def _assemble(
     residency = Residency()
     device = machine.device_memory(config)
     accelerators = machine.accelerators(
-        config, policies, residency, lambda why: metrics.on_cpu.labels(why).inc()
-    )
+        config, policies, residency,
+        lambda why: metrics.on_cpu.labels(why).inc(), lambda why: metrics.unreplayed.labels(why).inc(),
+    )  # fmt: skip
     by_device: dict[DeviceName, Stages] = {}
     if accelerators:
         gpus = {each.name: each.device for each in accelerators.values()}

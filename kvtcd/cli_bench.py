@@ -68,6 +68,9 @@ def codec(
     kernels: Annotated[
         bool, typer.Option(help="On a GPU: round and pack codes by kernels, not by torch's operations.")
     ] = True,
+    graphs: Annotated[
+        bool, typer.Option(help="On a GPU: replay what recurs, instead of telling it operation by operation.")
+    ] = True,
     seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, all in all.")] = 240,
     json: JsonOption = None,
     plot: PlotOption = None,
@@ -77,7 +80,7 @@ def codec(
 
     lab.command(
         features=p or [], ranks=rank or [], codecs=codec or [], threads=threads, device=device,
-        predict=predict, kernels=kernels, seconds=seconds, json=json, plot=plot,
+        predict=predict, kernels=kernels, graphs=graphs, seconds=seconds, json=json, plot=plot,
     )  # fmt: skip
 
 

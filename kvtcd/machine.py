@@ -99,8 +99,9 @@ def codec_device(config: Config) -> DeviceName:
 
 
 def accelerators(
-    config: Config, policies: Sequence[Policy], residency: Residency, spared: Callable[[str], None]
-) -> dict[DeviceName, Accelerator]:
+    config: Config, policies: Sequence[Policy], residency: Residency, spared: Callable[[str], None],
+    unreplayed: Callable[[str], None],
+) -> dict[DeviceName, Accelerator]:  # fmt: skip
     """Return the GPUs that pack and unpack, by the names that are asked for; none where the CPU does it all.
 
     Two names of one device have one accelerator.
@@ -110,6 +111,7 @@ def accelerators(
         policies: of which some may ask for others.
         residency: is given that as its limit.
         spared: as of `Accelerator`.
+        unreplayed: as of `Accelerator.on`.
     """
     made: dict[torch.device, Accelerator] = {}
     found: dict[DeviceName, Accelerator] = {}
@@ -119,7 +121,7 @@ def accelerators(
             if memory == "auto":
                 memory = torch.cuda.get_device_properties(device).total_memory // AUTO_CODEC
             residency.limit(device, memory)
-            made[device] = Accelerator.on(device, residency, spared, name)
+            made[device] = Accelerator.on(device, residency, spared, unreplayed, name)
         found[name] = made[device]
     return found
 

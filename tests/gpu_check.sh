@@ -4,7 +4,7 @@
 #     [PYTHON=python3] [OUT=gpu-check] [NVCOMP=no] [WHEELS=folder] tests/gpu_check.sh
 #
 # Runs the tests marked `gpu`, measures what has to be known of the device, and times the stages of the codecs, with
-# kernels and without, beside what `kvtcd bench codec --predict` says of such a card. NVCOMP=no leaves nvCOMP out;
+# kernels and graphs and without either, beside what `kvtcd bench codec --predict` says of such a card. NVCOMP=no leaves nvCOMP out;
 # WHEELS is a folder with wheels of it, of CUDA 13 and 12, which are tried beside what is installed.
 #
 # What is to be known of a card that is new to us, and which part says it (`support/gpu_run.py`, the tests):
@@ -26,7 +26,7 @@
 # ends with 70, the device of a policy, the GPU tier: tests marked `gpu`.
 #
 # Leaves in OUT report.json, which has all of it, and what that is made of: tests.xml, tests.txt, figures.json (part by
-# part as they end), codec.json, codec-no-kernels.json. Ends with 0 if all of it ran and is as it has to be, or where
+# part as they end), codec.json, codec-no-kernels.json, codec-no-graphs.json. Ends with 0 if all of it ran and is as it has to be, or where
 # there is no card; with 69 where something is missing (it says what, and how to bring it); with 1 where a part or a
 # test has failed, nvCOMP does not work and is not left out, or the card cannot be used (it says why).
 set -euo pipefail
@@ -45,7 +45,7 @@ case $ready in
 esac
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-rm -f "$out"/{report,figures,codec,codec-no-kernels}.json "$out"/tests.{xml,txt}
+rm -f "$out"/{report,figures,codec,codec-no-kernels,codec-no-graphs}.json "$out"/tests.{xml,txt}
 
 failed=0
 step() { # a name, seconds, and a command that may fail, hang or crash: the others run all the same
@@ -61,14 +61,16 @@ step() { # a name, seconds, and a command that may fail, hang or crash: the othe
 figures=("$python" -m support.gpu_run "$out/figures.json")
 step "copies and kernels" 30 "${figures[@]}" versions copies kernels
 step "nvCOMP" 35 "${figures[@]}" wheels exchanged refused manners
-step "chunks" 30 "${figures[@]}" entropy lossless
+step "chunks" 25 "${figures[@]}" entropy lossless
 mapfile -t files < <(grep -rlE 'mark\.gpu|support\.pipelines import' tests --include='test_*.py' | sort)
 step "tests marked gpu" 90 "$python" -m pytest -m gpu -q -W default -p no:cacheprovider --timeout 40 \
   --junitxml "$out/tests.xml" "${files[@]}" > >(tee "$out/tests.txt") 2>&1
 bench=("$python" -m kvtcd bench codec --device cuda --rank 1024)
-step "codecs" 60 "${bench[@]}" --codec kvtc --codec kvtc2 --p 14336 --p 32768 --seconds 12 --json "$out/codec.json"
+step "codecs" 55 "${bench[@]}" --codec kvtc --codec kvtc2 --p 14336 --p 32768 --seconds 12 --json "$out/codec.json"
 step "codecs without kernels" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds 3 --no-kernels \
   --json "$out/codec-no-kernels.json"
+step "codecs without graphs" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds 3 --no-graphs \
+  --json "$out/codec-no-graphs.json"
 step "overlap" 15 "${figures[@]}" overlap
 step "speeds" 30 "${figures[@]}" speeds # last, since it takes the time that is left
 

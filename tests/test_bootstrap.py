@@ -314,7 +314,7 @@ async def test_each_gpu_that_a_policy_names_has_streams_of_its_own(tmp_path, mon
 def test_two_names_of_one_gpu_are_one_accelerator(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(machine, "_codec_cuda", lambda _config, _name: torch.device("cpu"))
     config = configuration(tmp_path, device="auto", name="kvtc2", where="cuda:0")
-    found = machine.accelerators(config, load_policies(config.policies), Residency(), print)
+    found = machine.accelerators(config, load_policies(config.policies), Residency(), print, print)
 
     assert list(found) == ["cuda", "cuda:0"]
     assert found["cuda"] is found["cuda:0"]
@@ -482,7 +482,7 @@ def test_what_codecs_have_of_a_gpu_is_bounded(tmp_path, monkeypatch, asked, limi
     config = configuration(tmp_path)
     config = config.model_copy(update={"codec": config.codec.model_copy(update={"memory": asked})})
     residency, spared, cpu = Residency(), [], torch.device("cpu")
-    (made,) = machine.accelerators(config, (), residency, spared.append).values()
+    (made,) = machine.accelerators(config, (), residency, spared.append, print).values()
     made.spared("memory")
     residency.take(cpu, limit - 100)
     with residency.hold("fits", cpu, 100, list):

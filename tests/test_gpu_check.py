@@ -32,7 +32,7 @@ from support.gpu_nvcomp import Wrong
 
 from kvtcd.codec import nvcomp
 from kvtcd.codec.staged import StagedDecoder
-from kvtcd.codec.uniform import Arithmetic, InTorch
+from kvtcd.codec.uniform import Arithmetic, InTorch, Restored
 
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
@@ -355,7 +355,8 @@ def test_a_library_that_zlib_does_not_read_fails_the_check(part, tmp_path, monke
 def test_kernels_that_say_other_codes_fail_the_check(monkeypatch) -> None:
     class Other(Kernels):
         def restore(self, *given):
-            return InTorch().restore(*given) + 1
+            coefficients, asked = InTorch().restore(*given)
+            return Restored(coefficients + 1, asked)
 
     monkeypatch.setattr(gpu_figures.fused, "load", lambda _: Other())
     with pytest.raises(Wrong, match="other codes"):
@@ -464,7 +465,7 @@ def test_the_report_is_good_only_if_all_has_run(tmp_path, capsys, tests, other, 
     assert report["codecs"]["codec"]["rows"] == [{"p": 32768}]
 
 
-@pytest.mark.parametrize("file", ["tests.xml", "figures.json", "codec.json", "codec-no-kernels.json"])
+@pytest.mark.parametrize("file", ["tests.xml", "figures.json", "codec.json", "codec-no-graphs.json"])
 @pytest.mark.parametrize("cut", [True, False])
 def test_a_report_of_what_is_not_there_says_so(tmp_path, file, cut) -> None:
     path = left(tmp_path, "") / file

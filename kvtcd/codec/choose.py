@@ -14,6 +14,7 @@ from torch import Tensor
 from kvtcd.codec.choices import choice_for
 from kvtcd.codec.coded import Coder
 from kvtcd.codec.encoders import encoder_for, expected_kl
+from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.pages import PagedDecoder, PagedEncoder, page_map
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
@@ -127,6 +128,7 @@ class Decoder(BlobDecoder):
         lookup: profile by digest; raises `UnknownProfile` for one it does not have.
         device: where raw blocks lie.
         arithmetic: who turns codes into coefficients there; None: torch.
+        graphs: replay there what recurs; None: nothing is replayed.
     """
 
     def __init__(
@@ -136,9 +138,11 @@ class Decoder(BlobDecoder):
         lookup: Callable[[bytes], Profile],
         device: torch.device | str = "cpu",
         arithmetic: Arithmetic | None = None,
+        *,
+        graphs: Graphs | None = None,
     ) -> None:
         self._layout, self._rope, self._lookup, self._device = layout, rope, lookup, device
-        self._arithmetic = arithmetic
+        self._arithmetic, self._graphs = arithmetic, graphs
         self._lossless = Lossless(layout)
         self._kvtc = lru_cache(maxsize=_CODERS)(self._make_kvtc)
         self._kvtc2 = lru_cache(maxsize=_CODERS)(self._make_kvtc2)
@@ -184,10 +188,13 @@ class Decoder(BlobDecoder):
         return RivalDecoder(self._layout, self._rope, codec, found, self._device)
 
     def _make_kvtc(self, profile: Profile) -> Coder:
-        return Coder(self._layout, self._rope, profile, self._device)
+        return Coder(self._layout, self._rope, profile, self._device, graphs=self._graphs)
 
     def _make_kvtc2(self, profile: Profile) -> Stepped:
-        return Stepped(self._layout, self._rope, profile, self._device, arithmetic=self._arithmetic)
+        return Stepped(
+            self._layout, self._rope, profile, self._device,
+            arithmetic=self._arithmetic, graphs=self._graphs,
+        )  # fmt: skip
 
 
 def codec_for(
@@ -217,13 +224,14 @@ def _codec_for(
     layout, rope, pages = identity.layout, identity.rope, page_map(identity)
     device = accelerator.device if accelerator else torch.device("cpu")
     arithmetic = accelerator.arithmetic if accelerator else None
+    graphs = accelerator.graphs if accelerator else None
     on_cpu = cache(partial(_codec_for, identity, choice, profiles))
 
     def codec(
         encoder: Encoder, name: str, reason: str | None = None, profile: Profile | None = None,
         choice: CodecChoice = choice,
     ) -> NamespaceCodec:  # fmt: skip
-        decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device, arithmetic)
+        decoder: BlobDecoder = Decoder(layout, rope, profiles.get, device, arithmetic, graphs=graphs)
         watched = None
         if profile:
             encoder = watched = Watched(
@@ -264,7 +272,7 @@ def _codec_for(
         profile = profile if DIALS[choice.name].calibrated else None
     encoder: Encoder | str = Lossless(layout)
     if choice.name != _LOSSLESS:
-        encoder = encoder_for(identity, profile, choice, device, arithmetic)
+        encoder = encoder_for(identity, profile, choice, device, arithmetic, graphs=graphs)
     if isinstance(encoder, str):
         return losslessly(encoder)
     return codec(encoder, f"{choice.name} {choice.dial}".rstrip() + told, profile=profile, choice=choice)

@@ -32,9 +32,10 @@ class Coded:
     shifts: Tensor
 
     def to(self, device: torch.device) -> Coded:
-        """Return the same on another device."""
-        codes = {bits: packed.to(device) for bits, packed in self.codes.items()}
-        return Coded(codes, self.scales.to(device), self.shifts.to(device))
+        """Return the same on another device; memory that is not pinned has been read when this returns."""
+        codes = {bits: packed.to(device, non_blocking=True) for bits, packed in self.codes.items()}
+        ranges = (part.to(device, non_blocking=True) for part in (self.scales, self.shifts))
+        return Coded(codes, *ranges)
 
 
 def code(coefficients: Tensor, plan: Plan) -> Coded:

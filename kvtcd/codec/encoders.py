@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.kvtc import Kvtc
 from kvtcd.codec.kvtc2 import GUARD, Kvtc2
 from kvtcd.codec.ports import Encoder
@@ -28,6 +29,8 @@ def encoder_for(
     choice: CodecChoice,
     device: torch.device,
     arithmetic: Arithmetic | None = None,
+    *,
+    graphs: Graphs | None = None,
 ) -> Encoder | str:
     """Return the encoder of canonical blocks that a policy asks for, or say why it cannot be had.
 
@@ -37,12 +40,13 @@ def encoder_for(
         choice: of its policy; neither `lossless` nor `auto`.
         device: where raw blocks lie.
         arithmetic: of `Kvtc2`.
+        graphs: of it and `Kvtc`.
     """
     layout, rope = identity.layout, identity.rope
     if profile and choice.name == "kvtc":
-        return _kvtc(layout, rope, profile, choice, device)
+        return _kvtc(layout, rope, profile, choice, device, graphs=graphs)
     if profile and choice.name == "kvtc2":
-        return _kvtc2(layout, rope, profile, choice, device, arithmetic=arithmetic)
+        return _kvtc2(layout, rope, profile, choice, device, arithmetic=arithmetic, graphs=graphs)
     setting = Setting.of(choice)
     return obstacle(setting, identity) or Rival(
         layout, rope, setting, profile, sinks=choice.sinks, window=choice.window, device=device
@@ -50,8 +54,9 @@ def encoder_for(
 
 
 def _kvtc(
-    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device
-) -> Encoder | str:
+    layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device,
+    *, graphs: Graphs | None,
+) -> Encoder | str:  # fmt: skip
     """The encoder, or why it cannot be had."""
     ratio = int(choice.ratio or 0)
     if ratio != choice.ratio or ratio not in profile.ratios:
@@ -59,12 +64,15 @@ def _kvtc(
         return f"profile {profile.digest.hex()} has plans for {known}, not for {choice.dial}"
     if not any(stream.plans[ratio].rank for stream in profile.streams.values()):
         return f"ratio {ratio} leaves this small model no bit to code with"
-    return Kvtc(layout, rope, profile, ratio, sinks=choice.sinks, window=choice.window, device=device)
+    return Kvtc(
+        layout, rope, profile, ratio,
+        sinks=choice.sinks, window=choice.window, device=device, graphs=graphs,
+    )  # fmt: skip
 
 
 def _kvtc2(
     layout: Layout, rope: Rope | None, profile: Profile, choice: CodecChoice, device: torch.device,
-    *, arithmetic: Arithmetic | None,
+    *, arithmetic: Arithmetic | None, graphs: Graphs | None,
 ) -> Encoder | str:  # fmt: skip
     """The encoder, or why it cannot be had."""
     curve = profile.curve
@@ -79,5 +87,5 @@ def _kvtc2(
         layout, rope, profile, step,
         bound=None if "no-guard" in without else GUARD * curve.at(step).error,
         sinks=choice.sinks, window=0 if "no-recent" in without else choice.window,
-        device=device, arithmetic=arithmetic, classes="no-classes" not in without,
+        device=device, arithmetic=arithmetic, classes="no-classes" not in without, graphs=graphs,
     )  # fmt: skip

@@ -51,12 +51,14 @@ def prove(arithmetic: Arithmetic, device: torch.device) -> None:
     given = steps.to(device), order.to(device), there
     told = arithmetic.quantise(coefficients.to(device), *given)
     escapes, beyond = told.found.tolist()
-    restored = arithmetic.restore(told.codes, told.escapes[:, :escapes].contiguous(), *given).cpu()
+    restored = arithmetic.restore(told.codes, told.escapes[:, :escapes].contiguous(), *given)
+    again = InTorch().restore(right.codes, right.escapes, steps, order, widths)
     if not (
         right.found.tolist() == [escapes, beyond]
         and torch.equal(told.codes.cpu(), right.codes)
         and torch.equal(told.escapes[:, :escapes].cpu(), right.escapes)
         and torch.allclose(told.lost.cpu(), right.lost, atol=_CLOSE)
-        and torch.equal(restored, InTorch().restore(right.codes, right.escapes, steps, order, widths))
+        and int(restored.asked) == escapes
+        and torch.equal(restored.coefficients.cpu(), again.coefficients)
     ):
         raise RuntimeError("they say other codes than torch")

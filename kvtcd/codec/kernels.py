@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvtcd.codec.stages import stage
-from kvtcd.codec.uniform import LIMIT, Arithmetic, Quantised, check_escapes
+from kvtcd.codec.uniform import LIMIT, Arithmetic, Quantised, Restored
 from kvtcd.codec.widths import WIDTHS, Widths
 
 ROWS, BLOCK = 4, 256
@@ -193,8 +193,9 @@ class InTriton(Arithmetic):
         ends, coded = _ends(widths), len(widths.order)
         nbytes, capacity = sum(widths.sizes(tokens).values()), coded * tokens
         codes = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        escapes = torch.empty((2, capacity), dtype=torch.uint8, device=device)
-        counts = torch.zeros((rank + 1, 2), dtype=torch.int64, device=device)  # before and of each row
+        nothing = torch.zeros(16 * (rank + 1) + 2 * capacity, dtype=torch.uint8, device=device)
+        counts = nothing[: 16 * (rank + 1)].view(torch.int64).view(-1, 2)  # before and of each row
+        escapes = nothing[16 * (rank + 1) :].view(2, -1)
         given = (coefficients, steps, order, widths.every)
         with stage("quantise"):
             lost = torch.empty_like(coefficients)
@@ -207,7 +208,9 @@ class InTriton(Arithmetic):
                 _escape[_grid(coded)](*given, so_far, escapes, tokens, *ends, capacity, **BUILT_IN)
         return Quantised(codes, escapes, so_far[-1], off)
 
-    def restore(self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Tensor:
+    def restore(
+        self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths
+    ) -> Restored:
         """Unpack, and multiply by the steps; see `Arithmetic`."""
         tokens, rank, there = len(steps), widths.rank, escapes.shape[1]
         ends, coded = _ends(widths), len(widths.order)
@@ -221,9 +224,7 @@ class InTriton(Arithmetic):
             given = (codes, escapes, so_far, steps, order, widths.every, out)
             if rank:
                 _unpack[_grid(rank)](*given, rank, tokens, *ends, there, **BUILT_IN)
-        with stage("unpack"):  # the host waits only now that the device has everything to do
-            check_escapes(there, int(so_far[-1]))
-        return out
+        return Restored(out, so_far[-1])
 
 
 def _grid(rows: int) -> tuple[int]:

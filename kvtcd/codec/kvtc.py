@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.coded import VERSION, Coder
+from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.middle import MiddleEncoder
 from kvtcd.codec.ports import Reason
 from kvtcd.codec.profile import Profile
@@ -31,6 +32,7 @@ class Kvtc(MiddleEncoder):
         sinks: first positions of a sequence that stay exact.
         window: last tokens of a sequence that stay exact.
         device: where raw blocks lie and the products run.
+        graphs: replay there what recurs; None: nothing is replayed.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class Kvtc(MiddleEncoder):
         sinks: int = 4,
         window: int = 128,
         device: torch.device | str = "cpu",
+        graphs: Graphs | None = None,
     ) -> None:
-        self._coder = Coder(layout, rope, profile, device)
+        self._coder = Coder(layout, rope, profile, device, graphs=graphs)
         self._ratio = ratio
         header = Header(
             codec=CodecId.KVTC,

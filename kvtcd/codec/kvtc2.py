@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.exact import to_planes
+from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.lossless import Lossless, check_raw
 from kvtcd.codec.ports import Encoder, Reason, Symbols
 from kvtcd.codec.profile import Profile
@@ -53,6 +54,7 @@ class Kvtc2(Encoder):
         device: where raw blocks lie and the products run.
         arithmetic: who turns coefficients into codes there; None: torch.
         classes: code tokens that are likely to matter with finer steps.
+        graphs: replay there what recurs; None: nothing is replayed.
     """
 
     def __init__(
@@ -68,9 +70,12 @@ class Kvtc2(Encoder):
         device: torch.device | str = "cpu",
         arithmetic: Arithmetic | None = None,
         classes: bool = True,
+        graphs: Graphs | None = None,
     ) -> None:
         self._layout = layout
-        self._coder = Stepped(layout, rope, profile, device, arithmetic=arithmetic, classes=classes)
+        self._coder = Stepped(
+            layout, rope, profile, device, arithmetic=arithmetic, classes=classes, graphs=graphs
+        )
         self._lossless = Lossless(layout)
         self._step, self._bound = class_step(step, MIDDLE), bound
         self._sinks, self._window = sinks, window

@@ -33,23 +33,32 @@ class _Entry:
 
 
 class Residency:
-    """Keeps transforms on devices; from any thread. Without a limit a device keeps all."""
+    """Keeps transforms on devices; from any thread. Without a limit a device keeps all.
+
+    Attributes:
+        lock: on what it keeps and counts, and on what is to be counted with it.
+    """
 
     def __init__(self) -> None:
         # Objects that give memory back when they are collected may be so while this thread has the lock.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()  # least recently used first
         self._limits: dict[torch.device, int] = {}
         self._taken: dict[torch.device, int] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._first: dict[torch.device, Callable[[], None]] = {}
 
     def limit(self, device: torch.device, nbytes: int) -> None:
         """Set the budget of a device, before anything is held there."""
         self._limits[device] = nbytes
 
+    def first_to_go(self, device: torch.device, drop: Callable[[], None]) -> None:
+        """Have something give up what it has taken of a device before a basis leaves it, under the lock."""
+        self._first[device] = drop
+
     def used(self, device: torch.device) -> int:
         """Return the bytes that count against the budget of a device."""
-        with self._lock:
+        with self.lock:
             return self._used(device)
 
     @contextmanager
@@ -67,7 +76,7 @@ class Residency:
         Raises:
             torch.OutOfMemoryError: they do not fit beside what is in use.
         """
-        with self._lock:
+        with self.lock:
             entry = self._entries.get((device, key))
             if entry is None:
                 self._make_room(device, nbytes)
@@ -82,25 +91,33 @@ class Residency:
         finally:
             for transform in entry.value or ():
                 transform.in_use()
-            with self._lock:
+            with self.lock:
                 entry.users -= 1
                 if entry.value is None and not entry.users:
                     self._entries.pop((device, key), None)
 
     def take(self, device: torch.device, nbytes: int) -> None:
         """Count memory that something else has on a device; unused bases make room for it."""
-        with self._lock:
+        with self.lock:
             self._taken[device] = self._taken.get(device, 0) + nbytes
             self._evict(device, 0)
 
+    def take_spare(self, device: torch.device, nbytes: int) -> bool:
+        """Count memory as `take` does, if it has room beside all that is there; tell whether."""
+        with self.lock:
+            limit = self._limits.get(device)
+            fits = limit is None or self._used(device) + nbytes <= limit
+            self._taken[device] = self._taken.get(device, 0) + (nbytes if fits else 0)
+            return fits
+
     def give_back(self, device: torch.device, nbytes: int) -> None:
         """Count it no more."""
-        with self._lock:
+        with self.lock:
             self._taken[device] -= nbytes
 
     def drop_unused(self, device: torch.device) -> None:
         """Give up every basis that is not in use."""
-        with self._lock:
+        with self.lock:
             self._evict(device, None)
 
     def _used(self, device: torch.device) -> int:
@@ -119,9 +136,14 @@ class Residency:
     def _evict(self, device: torch.device, needed: int | None) -> None:
         """Give up unused bases, the least recently used first, until so much more fits; None: all of them."""
         limit = self._limits.get(device)
+
+        def fits() -> bool:
+            return needed is not None and (limit is None or self._used(device) + needed <= limit)
+
+        if device in self._first and not fits():
+            self._first[device]()
         for key, entry in list(self._entries.items()):
-            fits = needed is not None and (limit is None or self._used(device) + needed <= limit)
-            if fits:
+            if fits():
                 return
             if entry.device == device and not entry.users:
                 del self._entries[key]
@@ -134,7 +156,7 @@ class Residency:
         """
         if device.type != "cuda":
             return make()
-        with self._lock:
+        with self.lock:
             stream = self._streams.get(device)
             if stream is None:
                 stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch says no types

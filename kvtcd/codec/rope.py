@@ -42,20 +42,23 @@ class Rotation:
 
     Args:
         rope: the model's RoPE.
-        first_token: position of the run's first token.
+        first_token: position of the run's first token; or that as float64 without dimensions, there.
         tokens: length of the run, ``T``.
         inverse: undo instead of apply.
         every: positions from one of these tokens to the next.
         device: where the vectors lie.
+        planes: what `inverse_frequencies` returns, there, if it is at hand.
     """
 
     def __init__(
-        self, rope: Rope, first_token: int, tokens: int, *,
+        self, rope: Rope, first_token: int | Tensor, tokens: int, *,
         inverse: bool, every: int = 1, device: torch.device | str = "cpu",
+        planes: tuple[Tensor, float] | None = None,
     ) -> None:  # fmt: skip
-        frequencies, factor = inverse_frequencies(rope)
+        frequencies, factor = planes or inverse_frequencies(rope)
         # Summed in float64, which holds every position there is; an int64 would not hold every u64.
-        positions = every * torch.arange(tokens, dtype=torch.float64, device=device) + float(first_token)
+        first = first_token if isinstance(first_token, Tensor) else float(first_token)
+        positions = every * torch.arange(tokens, dtype=torch.float64, device=device) + first
         angles = torch.outer(positions.to(torch.float32), frequencies.to(device))[:, None, :]
         scale = 1.0 / factor if inverse else factor
         self._dim, self._pairing = rope.rotary_dim, rope.pairing

@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from kvtcd.codec.exact import exact_sizes, from_planes
+from kvtcd.codec.graphs import Graphs, Work
 from kvtcd.codec.lossless import check_blob, check_raw
 from kvtcd.codec.ports import BlobDecoder, Symbols
 from kvtcd.codec.profile import Profile
-from kvtcd.codec.rope import Rotation
+from kvtcd.codec.rope import Rotation, inverse_frequencies
 from kvtcd.codec.sections import Part, by_run, check_runs, require
-from kvtcd.codec.transform import Transform, views
+from kvtcd.codec.stages import stage
+from kvtcd.codec.transform import Transform, layer_blocks, views
 from kvtcd.core.blob import Blob, CodecId, Header, Kind, Section
 from kvtcd.core.errors import BadField, ProfileMismatch
 from kvtcd.core.identity import Rope
 from kvtcd.core.layout import Layout
+
+
+def _unchecked(*_: Tensor) -> None:
+    """Check nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What one stream's coded run is restored from.
+
+    Attributes:
+        key: all that `coefficients` of the same key have in common, but for the shapes of inputs.
+        inputs: in host memory or on the device.
+        coefficients: of these inputs, the coefficients, float32 ``[rank, T]``, and what `check` takes; as
+            `graphs.Work`, but for bases.
+        check: waits for that, and raises BadField if the run contradicts itself.
+    """
+
+    key: Hashable
+    inputs: Sequence[Tensor]
+    coefficients: Callable[..., Sequence[Tensor]]
+    check: Callable[..., None] = _unchecked
 
 
 class BlockDecoder(BlobDecoder):
@@ -40,6 +66,7 @@ class BlockDecoder(BlobDecoder):
     ) -> None:
         self.layout = layout
         self._rope, self._digest, self._device = rope, profile.digest if profile else bytes(32), device
+        self._planes = lru_cache(maxsize=1)(self._make_planes)
 
     @abstractmethod
     def _check_header(self, header: Header) -> None:
@@ -129,10 +156,21 @@ class BlockDecoder(BlobDecoder):
         for parts in zip(*streams, strict=True):
             yield parts[0]
 
-    def _rotation(self, index: int, position: int, tokens: int, *, inverse: bool) -> Rotation | None:
+    def _rotation(self, index: int, position: int | Tensor, tokens: int, *, inverse: bool) -> Rotation | None:
         if not self.layout.streams[index].rope or self._rope is None:
             return None
-        return Rotation(self._rope, position, tokens, inverse=inverse, device=self._device)
+        return Rotation(
+            self._rope,
+            position,
+            tokens,
+            inverse=inverse,
+            device=self._device,
+            planes=self._planes(self._rope),
+        )
+
+    def _make_planes(self, rope: Rope) -> tuple[Tensor, float]:
+        frequencies, factor = inverse_frequencies(rope)
+        return frequencies.to(self._device), factor
 
 
 class RunDecoder(BlockDecoder):
@@ -144,6 +182,7 @@ class RunDecoder(BlockDecoder):
         profile: whose digest blobs must name.
         transforms: enters the use of those of each stream (`residency.Residency.hold`).
         device: where the products run, and where raw blocks lie.
+        graphs: replay there what recurs; None: nothing is replayed.
     """
 
     def __init__(
@@ -153,23 +192,70 @@ class RunDecoder(BlockDecoder):
         profile: Profile,
         transforms: Callable[[], AbstractContextManager[Sequence[Transform]]],
         device: torch.device,
+        *,
+        graphs: Graphs | None,
     ) -> None:
         super().__init__(layout, rope, profile, device)
-        self.profile, self._transforms = profile, transforms
+        self.profile, self._transforms, self._graphs = profile, transforms, graphs
         if device.type == "cpu":  # no budget there, and the first block after a start shall not wait for them
             with transforms():
                 pass
 
     @abstractmethod
-    def _coefficients(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Tensor:
-        """Return the coefficients of one stream's coded run, float32 ``[rank, T]``."""
+    def _packed(self, found: Mapping[Part, Tensor], index: int, header: Header, count: int) -> Packed:
+        """Return what one stream's coded run is restored from."""
+
+    def _launched(
+        self, transforms: Sequence[Transform], key: Hashable, work: Work, inputs: Sequence[Tensor]
+    ) -> Iterator[Sequence[Tensor]]:
+        """Do work that may be replayed; see `Graphs.run`. All who have such a key do the same."""
+        if self._graphs is None:
+            return work(transforms, *inputs)
+        own = (self.codec, self.layout.digest, self._rope, self.profile.digest)
+        return self._graphs.run(transforms, (own, key), work, inputs)
 
     def _restore(
         self, found: Mapping[Part, Tensor], index: int, header: Header, *, position: int, out: Tensor,
         at_once: int,
     ) -> Iterator[slice]:  # fmt: skip
-        count = out.shape[1]
-        coefficients = self._coefficients(found, index, header, count)
-        rotation = self._rotation(index, position, count, inverse=False)
+        packed = self._packed(found, index, header, out.shape[1])
+        groups = [
+            [
+                slice(first + part.start, first + part.stop)
+                for part in layer_blocks(out[first : first + at_once])
+            ]
+            for first in range(0, len(out), at_once)
+        ]
+        parts = [part for group in groups for part in group]
+        key = ("decode", index, packed.key, tuple((part.start, part.stop) for part in parts))
+        work = partial(
+            self._features,
+            index=index, coefficients=packed.coefficients, shape=out.shape, dtype=out.dtype, parts=parts,
+        )  # fmt: skip
+        checked: Sequence[Tensor] = ()
         with self._transforms() as transforms:
-            yield from transforms[index].inverse(coefficients, rotation, out, at_once)
+            told = self._launched(transforms, key, work, [position_tensor(position), *packed.inputs])
+            for group in groups:
+                for part in group:
+                    values, *checked = next(told)
+                    with stage("rotate"):
+                        out[part] = values
+                yield slice(group[0].start, group[-1].stop)
+        # The host waits only now that the device has everything to do.
+        packed.check(*checked)
+
+    def _features(
+        self, transforms: Sequence[Transform], position: Tensor, *inputs: Tensor,
+        index: int, coefficients: Callable[..., Sequence[Tensor]], shape: Sequence[int],
+        dtype: torch.dtype, parts: Sequence[slice],
+    ) -> Iterator[Sequence[Tensor]]:  # fmt: skip
+        """Yield the features of parts of layers, and what is to be checked."""
+        found, *checked = coefficients(*inputs)
+        rotation = self._rotation(index, position, shape[1], inverse=False)
+        for values in transforms[index].features(found, rotation, shape, dtype, parts):
+            yield (values, *checked)
+
+
+def position_tensor(position: int) -> Tensor:
+    """Return a position as `Rotation` takes it from a tensor."""
+    return torch.tensor(float(position), dtype=torch.float64)

@@ -54,16 +54,14 @@ def plain(part: Part, start: int, count: int, values: Tensor, scratch: Scratch) 
     return Plain(part, start, count, data)
 
 
-def plains(parts: Iterable[tuple[Part, Tensor]], start: int, count: int, scratch: Scratch) -> list[Plain]:
-    """Do what `plain` does for several small sections of a run: one copy from a device, and one wait."""
-    named = list(parts)
-    flat = [values.to(torch.uint8).flatten() for _, values in named]
-    sizes = [values.numel() for values in flat]
-    data = torch.from_numpy(scratch.take(sum(sizes)))
-    if flat:
-        data.copy_(torch.cat(flat))
-    pieces = torch.split(data, sizes)
-    return [Plain(part, start, count, piece) for (part, _), piece in zip(named, pieces, strict=True)]
+def plains(
+    sizes: Mapping[Part, int], start: int, count: int, values: Tensor, scratch: Scratch
+) -> list[Plain]:
+    """Copy flat uint8, on any device, into small sections of a run, by size: one copy, and one wait."""
+    data = torch.from_numpy(scratch.take(values.numel()))
+    data.copy_(values)
+    pieces = torch.split(data, list(sizes.values()))
+    return [Plain(part, start, count, piece) for part, piece in zip(sizes, pieces, strict=True)]
 
 
 def deflated(header: Header, sections: Iterable[Plain]) -> bytearray:

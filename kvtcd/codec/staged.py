@@ -24,8 +24,10 @@ from torch import Tensor
 
 from kvtcd.codec import fused, nvcomp, ports
 from kvtcd.codec.bus import Bus
+from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.nvcomp import Inflating, Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
+from kvtcd.codec.recording import ALONE, CudaTapes
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Scratch
@@ -54,6 +56,7 @@ class Accelerator:
         name: of it in policies.
         nvcomp: None: a CPU does the entropy stage.
         arithmetic: who turns coefficients into codes, and back.
+        graphs: replay what recurs; None: nothing is replayed.
         bus: None: copies to host memory are launched behind all else.
         residency: what lies on the device between blocks.
         spared: told of each block that a CPU has worked on in its place, by ``memory`` or ``nvcomp``.
@@ -63,6 +66,7 @@ class Accelerator:
     device: torch.device
     nvcomp: Nvcomp | None = None
     arithmetic: Arithmetic = field(default_factory=InTorch)
+    graphs: Graphs | None = None
     bus: Bus | None = None
     residency: Residency = field(default_factory=Residency)
     spared: Callable[[str], None] = lambda _: None
@@ -72,14 +76,18 @@ class Accelerator:
     @classmethod
     def on(
         cls, device: torch.device, residency: Residency, spared: Callable[[str], None] = lambda _: None,
-        name: DeviceName = "cuda",
+        unreplayed: Callable[[str], None] = lambda _: None, name: DeviceName = "cuda",
     ) -> Accelerator:  # fmt: skip
-        """Return all that a CUDA device has to offer. Sums of products are float32, in this whole process."""
+        """Return all that a CUDA device has to offer. Sums of products are float32, in this whole process.
+
+        `unreplayed`: as ``failed`` of `Graphs`.
+        """
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         return cls(
             device,
             nvcomp.load(device, residency),
             fused.load(device),
+            Graphs(device, CudaTapes(device), residency, unreplayed),
             Bus(device),
             residency,
             spared,
@@ -92,7 +100,8 @@ class Accelerator:
             torch.cuda.current_stream(self.device).synchronize()
         self.residency.drop_unused(self.device)
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with ALONE:
+                torch.cuda.empty_cache()
 
     def spare(self, why: str, error: Exception) -> None:
         """Tell that a CPU does in its place what failed."""

@@ -36,6 +36,16 @@ _STOPWATCH: ContextVar[Stopwatch | None] = ContextVar("stopwatch", default=None)
 
 
 @contextmanager
+def unwatched() -> Iterator[None]:
+    """Note no stages: what is recorded now runs later."""
+    token = _STOPWATCH.set(None)
+    try:
+        yield
+    finally:
+        _STOPWATCH.reset(token)
+
+
+@contextmanager
 def stage(name: str) -> Iterator[None]:
     """Mark a stage. Stages do not contain each other."""
     watch = _STOPWATCH.get()

@@ -12,7 +12,7 @@ in float32 before and added after.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -101,7 +101,7 @@ class Transform:
         centred = torch.empty((tokens, self._encode.shape[1]), dtype=self._encode.dtype, device=view.device)
         by_layer = centred.view(tokens, layers, -1).transpose(0, 1)
         with stage("rotate"):
-            for part in _layer_blocks(view):
+            for part in layer_blocks(view):
                 plain = view[part] if rotation is None else rotation(view[part])
                 by_layer[part] = plain.flatten(2) - self._mean[part]  # in float32, as the mean is
         return centred
@@ -121,46 +121,44 @@ class Transform:
                 products = torch.cat((products, _product(further, centred.t())))
             return products.to(torch.float32)
 
-    def inverse(
-        self, coefficients: Tensor, rotation: Rotation | None, out: Tensor, at_once: int | None = None
-    ) -> Iterator[slice]:
-        """Write what float32 coefficients ``[rank, T]`` stand for into the view `out`, ``[L, T, H, D]``.
+    def inverse(self, coefficients: Tensor, rotation: Rotation | None, out: Tensor) -> None:
+        """Write what `features` yields into the view `out`, ``[L, T, H, D]``, of any float dtype."""
+        parts = layer_blocks(out)
+        found = self.features(coefficients, rotation, out.shape, out.dtype, parts)
+        for part, values in zip(parts, found, strict=True):
+            out[part] = values
+
+    def features(
+        self, coefficients: Tensor, rotation: Rotation | None, shape: Sequence[int], dtype: torch.dtype,
+        parts: Sequence[slice],
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """Yield what float32 coefficients ``[rank, T]`` stand for.
 
         Args:
             coefficients: later ones are zero.
             rotation: applies RoPE; None for a stream without.
-            out: of any float dtype. Values beyond float16 are clamped to its range.
-            at_once: layers; None: all of them.
+            shape: ``L, T, H, D``.
+            dtype: that they are wanted for. Values beyond float16 are clamped to its range.
+            parts: layers, a few at a time.
 
         Yields:
-            Layers that are written, in order.
+            Float32 ``[layers of the part, T, H, D]``.
         """
-        layers, tokens = out.shape[:2]
+        layers, tokens, heads, head_dim = shape
         with stage("product"):
             by_token = coefficients.to(self._decode.dtype).t().contiguous()
             product = torch.mm(by_token, self._decode[:, : len(coefficients)].t())
         by_layer = product.view(tokens, layers, -1).transpose(0, 1)
-        for first in range(0, layers, at_once or layers):
-            these = slice(first, min(layers, first + (at_once or layers)))
+        for part in parts:
             with stage("rotate"):
-                self._write(by_layer[these], self._mean[these], rotation, out[these])
-            yield these
-
-    def _write(self, product: Tensor, mean: Tensor, rotation: Rotation | None, out: Tensor) -> None:
-        """Add the mean to some layers ``[L, T, H*D]`` of a product, and write what that is."""
-        for part in _layer_blocks(out):
-            plain = product[part].to(torch.float32).add_(mean[part]).view(out[part].shape)
-            values = plain if rotation is None else rotation(plain)
-            if out.dtype == torch.float16:
-                limit = torch.finfo(torch.float16).max
-                values = values.clamp(-limit, limit)
-            out[part] = values
-
-
-def extremes(values: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest; both are NaN if any is."""
-    low, high = torch.stack(torch.aminmax(values)).cpu()
-    return float(low), float(high)
+                plain = by_layer[part].to(torch.float32).add_(self._mean[part])
+                values = plain.view(-1, tokens, heads, head_dim)
+                if rotation is not None:
+                    values = rotation(values)
+                if dtype == torch.float16:
+                    limit = torch.finfo(torch.float16).max
+                    values = values.clamp(-limit, limit)
+            yield values
 
 
 def orthonormal(basis: Tensor) -> bool:
@@ -186,7 +184,8 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right)
 
 
-def _layer_blocks(view: Tensor) -> list[slice]:
+def layer_blocks(view: Tensor) -> list[slice]:
+    """Return the layers of a view ``[L, T, H, D]``, as many at a time as the device of its tensor likes."""
     layers = len(view)
     at_once = layers if view.device.type != "cpu" else max(1, _CACHED // view[0].numel())
-    return [slice(first, first + at_once) for first in range(0, layers, at_once)]
+    return [slice(first, min(layers, first + at_once)) for first in range(0, layers, at_once)]

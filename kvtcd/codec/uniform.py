@@ -10,7 +10,7 @@ it the code is goes into a list of 16-bit numbers, in order of width, component 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from torch import Tensor
 from kvtcd.codec.pack import pack, unpack
 from kvtcd.codec.stages import stage
 from kvtcd.codec.widths import Widths
-from kvtcd.core.errors import BadField
 
 LIMIT = 32_000
 """Largest multiple that can be coded; its zigzag fits 16 bits."""
@@ -31,7 +30,8 @@ class Quantised:
 
     Attributes:
         codes: packed, flat uint8: by width, component, and byte.
-        escapes: low bytes and high bytes, uint8 ``[2, n]``; `n` is at least their number.
+        escapes: low bytes and high bytes, uint8 ``[2, n]``; `n` is at least their number, behind which there
+            are zeros.
         found: int64 ``[2]``: the number of escapes; and 0 unless there are multiples beyond `LIMIT`, coded
             or not. Then codes and escapes mean nothing.
         lost: squared error of each token, float32 ``[T]``.
@@ -43,8 +43,25 @@ class Quantised:
     lost: Tensor
 
 
+class Restored(NamedTuple):
+    """What codes stand for. Nobody has waited for it.
+
+    Attributes:
+        coefficients: float32 ``[rank, T]``; they mean nothing if the codes ask for other escapes than there
+            are.
+        asked: int64 without dimensions, how many they ask for.
+    """
+
+    coefficients: Tensor
+    asked: Tensor
+
+
 class Arithmetic(Protocol):
-    """Who turns coefficients into codes and back; all say the same codes, bit by bit, of the same numbers."""
+    """Who turns coefficients into codes and back; all say the same codes, bit by bit, of the same numbers.
+
+    On a device neither way waits, and shapes do not depend on the numbers, so either can be recorded
+    (`graphs`).
+    """
 
     def quantise(self, coefficients: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Quantised:
         """Round, and pack what comes of it.
@@ -57,18 +74,17 @@ class Arithmetic(Protocol):
         """
         ...
 
-    def restore(self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Tensor:
-        """Return the coefficients that codes stand for, float32 ``[rank, T]``.
+    def restore(
+        self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths
+    ) -> Restored:
+        """Return the coefficients that codes stand for.
 
         Args:
             codes: as in `Quantised`.
-            escapes: as there, and no more than there are.
+            escapes: as there.
             steps: as of `quantise`.
             order: the same.
             widths: the same.
-
-        Raises:
-            BadField: there are fewer or more escapes than codes that ask for one.
         """
         ...
 
@@ -89,17 +105,19 @@ class InTorch(Arithmetic):
             whole = rounded.index_select(1, order).index_select(0, widths.order).to(torch.int32)
             zigzag = (whole << 1) ^ (whole >> 31)
             narrow = torch.minimum(zigzag, widths.most).to(torch.uint8)
-            escapes = (zigzag - widths.most).view(-1)[_places(narrow, widths)]
+            escapes, count = _gathered((zigzag - widths.most).flatten(), (narrow == widths.most).flatten())
             parts = torch.split(narrow, [len(rows) for rows in widths.rows.values()])
             packed = [pack(part, bits).flatten() for bits, part in zip(widths.rows, parts, strict=True)]
             return Quantised(
                 torch.cat([narrow.new_empty(0), *packed]),
                 torch.stack((escapes, escapes >> 8)).to(torch.uint8),
-                torch.stack((torch.full_like(order[0], len(escapes)), beyond)),
+                torch.stack((count, beyond)),
                 lost,
             )
 
-    def restore(self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Tensor:
+    def restore(
+        self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths
+    ) -> Restored:
         """Unpack, and multiply by the steps; see `Arithmetic`."""
         tokens = len(steps)
         with stage("unpack"):
@@ -113,26 +131,37 @@ class InTorch(Arithmetic):
                     ),
                 ]
             )
-            beyond = _places(narrow, widths)
-            check_escapes(escapes.shape[1], len(beyond))
             low, high = escapes.to(torch.int32)
-            chosen = narrow.to(torch.int32)
-            chosen.view(-1).index_add_(0, beyond, low | (high << 8))
+            beyond, asked = _scattered(low | (high << 8), (narrow == widths.most).flatten())
+            chosen = narrow.to(torch.int32) + beyond.view(narrow.shape)
             zigzag = chosen.new_zeros((widths.rank, tokens))
             zigzag.index_copy_(0, widths.order, chosen)
             multiples = (zigzag >> 1) ^ -(zigzag & 1)
         with stage("dequantise"):
-            return multiples.to(torch.float32).index_select(1, torch.argsort(order)).mul_(steps)
+            whole = multiples.to(torch.float32).index_select(1, torch.argsort(order)).mul_(steps)
+            return Restored(whole, asked)
 
 
-def check_escapes(there: int, asked_for: int) -> None:
-    """Raise BadField unless there are as many escapes as codes ask for."""
-    if there != asked_for:
-        raise BadField("blob", f"{there} escapes where codes ask for {asked_for}")
+def _gathered(values: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the values that are asked for, flat, zeros behind them, and their number without dimensions."""
+    if values.device.type == "cpu":  # numpy takes a seventh of the time
+        places = torch.from_numpy(np.flatnonzero(asked.numpy()))
+        return values[places], torch.tensor(len(places))
+    number = torch.cumsum(asked, dim=0)
+    found = values.new_zeros(len(values) + 1)  # the last one is overwritten by what is not asked for
+    found.scatter_(0, torch.where(asked, number - 1, len(values)), values)
+    return found[:-1], asked.sum()
 
 
-def _places(narrow: Tensor, widths: Widths) -> Tensor:
-    """Where codes, in order of width, stand for themselves plus an escape: flat indices, int64, ascending."""
-    if narrow.device.type == "cpu":  # numpy takes a seventh of the time
-        return torch.from_numpy(np.flatnonzero(narrow.numpy() == widths.most.numpy()))
-    return torch.nonzero((narrow == widths.most).flatten()).flatten()
+def _scattered(values: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `_gathered` was given, zero elsewhere, and how many were asked for."""
+    if values.device.type == "cpu":
+        places = torch.from_numpy(np.flatnonzero(asked.numpy()))
+        there = min(len(places), len(values))
+        whole = values.new_zeros(len(asked))
+        whole[places[:there]] = values[:there]
+        return whole, torch.tensor(len(places))
+    number = torch.cumsum(asked, dim=0) - 1
+    padded = torch.nn.functional.pad(values, (0, 1))
+    source = torch.where(asked, number, len(values)).clamp_(max=len(values))
+    return padded.index_select(0, source), asked.sum()

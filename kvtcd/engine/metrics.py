@@ -74,6 +74,11 @@ class Metrics:
             "codec_on_cpu", "Stages of blocks that a CPU did because the GPU could not, by why",
             why=("memory", "nvcomp"),
         )  # fmt: skip
+        self.unreplayed = self.counter(
+            "codec_not_replayed",
+            "Shapes of blocks whose work a GPU is told operation by operation for good, by why",
+            why=("memory", "capture", "different"),
+        )
         self.unprofiled = self.counter(
             "unprofiled_namespaces", "Namespaces stored losslessly although their policy asks for more"
         )

@@ -50,6 +50,7 @@ def command(
     device: str,
     predict: str,
     kernels: bool,
+    graphs: bool,
     seconds: float,
     json: Path | None,
     plot: Path | None,
@@ -66,6 +67,7 @@ def command(
         device: where codecs and products run.
         predict: a card of `CARDS`: measure nothing, predict what it takes; empty: measure.
         kernels: round and pack by kernels where a card has them; else by torch's operations.
+        graphs: on a card replay what recurs.
         seconds: about how long measuring may take.
         json: file for the figures.
         plot: file for the plot.
@@ -85,6 +87,8 @@ def command(
     accelerator = None if predict else accelerator_for(device)
     if accelerator and not kernels:
         accelerator = replace(accelerator, arithmetic=InTorch())
+    if accelerator and not graphs:
+        accelerator = replace(accelerator, graphs=None)
     kernels = kernels and not (accelerator and isinstance(accelerator.arithmetic, InTorch))
     figures = Figures((), ())
     # Kernels and the clock's events are told to the device that is current.
@@ -96,10 +100,11 @@ def command(
             figures = bench.measure(sizes, seconds, progress)
         card = predict or (card_named(torch.cuda.get_device_name(accelerator.device)) if accelerator else "")
         transformed = [name for name in CODECS if not codecs or name in codecs]
-        foreseen = _foreseen(sizes, transformed, card, progress, kernels=kernels) if card else []
+        how = {"kernels": kernels, "graphs": graphs}
+        foreseen = _foreseen(sizes, transformed, card, progress, **how) if card else []
     if json:
         stages_ = [{**asdict(one), "seconds": one.seconds} for one in foreseen]
-        found = {"tokens": TOKENS, **asdict(figures), "card": card, "kernels": kernels, "predicted": stages_}
+        found = {"tokens": TOKENS, **asdict(figures), "card": card, **how, "predicted": stages_}
         write_json(json, "bench codec", found)
     for table in (*_measured(figures), *(tables(card, foreseen, figures.rows) if card else ())):
         terminal.console().print(table)
@@ -114,14 +119,14 @@ def _measured(figures: Figures) -> tuple[Table, ...]:
 
 
 def _foreseen(
-    sizes: Sequence[tuple[int, int]], codecs: Sequence[str], card: str, progress: Progress, *, kernels: bool
+    sizes: Sequence[tuple[int, int]], codecs: Sequence[str], card: str, progress: Progress, **how: bool
 ) -> list[Predicted]:
-    """Predict all cases, given as features and rank."""
+    """Predict all cases, given as features and rank; `how` as of `predict_stages`."""
     found: list[Predicted] = []
     for p, rank in progress.track(sizes, description=f"predicting for {card}"):
         case = make(p, rank)
         for name in codecs:
-            found += predict_stages(name, case, CARDS[card], kernels=kernels)
+            found += predict_stages(name, case, CARDS[card], **how)
     return found
 
 

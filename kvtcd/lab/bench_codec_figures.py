@@ -12,10 +12,10 @@ from kvtcd.lab.bench_codec_timing import OTHER
 from kvtcd.terminal import Table
 
 STAGES = (
-    "product", "rotate", "classify", "quantise", "dequantise", "pack", "unpack", "deflate", "inflate", "copy",
-    OTHER,
+    "graph", "product", "rotate", "classify", "quantise", "dequantise", "pack", "unpack", "deflate",
+    "inflate", "copy", OTHER,
 )  # fmt: skip
-"""Of all codecs, both ways, the products first."""
+"""Of all codecs, both ways: what is replayed, then the products."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from kvtcd.codec.kvtc2 import Kvtc2
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.staged import Accelerator, StagedDecoder, StagedEncoder
-from kvtcd.codec.uniform import Arithmetic
 from kvtcd.core.blob import parse
 from kvtcd.core.errors import Unavailable
 from kvtcd.lab.bench_codec_case import FIRST_TOKEN, PLAN, TOKENS, Case
@@ -53,7 +52,7 @@ class Packer:
 def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
     """Return one of `CODECS` for blocks in host memory, working on a CPU or on an accelerator."""
     device = accelerator.device if accelerator else torch.device("cpu")
-    encoder, decoder = _halves(name, case, device, accelerator.arithmetic if accelerator else None)
+    encoder, decoder = _halves(name, case, device, accelerator)
     raw, out = case.raw, torch.empty_like(case.raw)
     if accelerator:
         spare = cache(partial(_halves, name, case, torch.device("cpu")))
@@ -81,18 +80,20 @@ def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
 
 
 def _halves(
-    name: str, case: Case, device: torch.device, arithmetic: Arithmetic | None = None
+    name: str, case: Case, device: torch.device, accelerator: Accelerator | None = None
 ) -> tuple[Encoder, BlobDecoder]:
+    arithmetic = accelerator.arithmetic if accelerator else None
+    graphs = accelerator.graphs if accelerator else None
     encoder: Encoder
     if name == "kvtc":
-        encoder = Kvtc(case.layout, case.rope, case.profile, PLAN, device=device)
+        encoder = Kvtc(case.layout, case.rope, case.profile, PLAN, device=device, graphs=graphs)
     else:
         # With a bound, as in a daemon, that no block is above.
         encoder = Kvtc2(
             case.layout, case.rope, case.profile, case.step,
-            bound=math.inf, device=device, arithmetic=arithmetic,
+            bound=math.inf, device=device, arithmetic=arithmetic, graphs=graphs,
         )  # fmt: skip
-    return encoder, Decoder(case.layout, case.rope, lambda _: case.profile, device, arithmetic)
+    return encoder, Decoder(case.layout, case.rope, lambda _: case.profile, device, arithmetic, graphs=graphs)
 
 
 def peer(name: str, raw: Tensor, device: torch.device) -> Packer:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = (
-    "#c6dbef", "#6baed6", "#fdae6b", "#e6550d", "#e6550d", "#31a354", "#31a354", "#756bb1", "#756bb1",
-    "#fa9fb5", "#bdbdbd",
+    "#2171b5", "#c6dbef", "#6baed6", "#fdae6b", "#e6550d", "#e6550d", "#31a354", "#31a354", "#756bb1",
+    "#756bb1", "#fa9fb5", "#bdbdbd",
 )  # fmt: skip
 """By stage; what undoes something has the colour of what does it."""
 

@@ -27,8 +27,10 @@ from kvtcd.terminal import Table
 BUS = 55e9
 """Bytes a second to or from pinned memory: PCIe 5.0 with sixteen lanes, 64 GB/s with headers of packets."""
 LAUNCH, WAIT = 5e-6, 20e-6
-"""Seconds that a host needs to tell of one operation, through Python and torch; and from the end of work on
-the device until it has told it of more."""
+"""Seconds that a host needs to tell of one operation or recording, through Python and torch; and from the end
+of work on the device until it has told it of more."""
+RUN = 2e-6
+"""Seconds that an operation takes on the device beside its work, however small: a guess."""
 AT_ONCE = 16 * 132
 """Chunks on a Hopper card at once: sixteen on each multiprocessor, a guess."""
 
@@ -92,10 +94,12 @@ def card_named(name: str) -> str:
     return next((card for card in CARDS if card in name.lower()), "")
 
 
-def predict_stages(codec: str, case: Case, card: Card, *, kernels: bool = True) -> list[Predicted]:
+def predict_stages(
+    codec: str, case: Case, card: Card, *, kernels: bool = True, graphs: bool = True
+) -> list[Predicted]:
     """Predict every stage of a codec for the block of a case, encoding first, in the order of `STAGES`.
 
-    `kernels`: as of `counted`.
+    `kernels`, `graphs`: as of `counted`.
     """
     return [
         Predicted(
@@ -108,7 +112,7 @@ def predict_stages(codec: str, case: Case, card: Card, *, kernels: bool = True) 
             found[stage],
             *_seconds(stage, found[stage], card),
         )
-        for way, found in counted(codec, case, kernels=kernels).items()
+        for way, found in counted(codec, case, kernels=kernels, graphs=graphs).items()
         for stage in sorted(found, key=STAGES.index)
     ]
 
@@ -117,7 +121,9 @@ def _seconds(stage: str, work: Work, card: Card) -> tuple[float, float, float]:
     """Return the seconds of host, device and bus."""
     if not work.chunks:
         host = work.launches * LAUNCH + work.waits * WAIT
-        return host, max(work.flop / card.flop, work.memory / card.memory), work.bus / BUS
+        products = max(work.flop / card.flop, work.products / card.memory)
+        device = products + (work.memory - work.products) / card.memory + work.runs * RUN
+        return host, device, work.bus / BUS
     rates = ENTROPY[stage]
     if not worthwhile(work.chunks):
         return work.codes / rates.core, 0.0, 0.0
@@ -144,12 +150,13 @@ def tables(card: str, predicted: Iterable[Predicted], measured: Iterable[Row] = 
 
 
 def _by_stage(title: str, stages: Iterable[Predicted], measured: Mapping[str, float]) -> Table:
-    columns = ("stage", "launches", "waits", "GFLOP", "MB", "chunks", "host", "device", "bus", "all")
+    columns = ("stage", "launches", "runs", "waits", "GFLOP", "MB", "chunks", "host", "device", "bus", "all")
     shown = _table(title, (*columns, *(["measured"] if measured else [])))
     for one in stages:
         work = one.work
         counts = (
             work.launches,
+            work.runs,
             work.waits,
             f"{work.flop / 1e9:.1f}",
             f"{work.memory / 1e6:.1f}",

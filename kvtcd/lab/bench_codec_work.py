@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
+from kvtcd.codec.graphs import DUE, Graphs
 from kvtcd.codec.ports import Encoded
+from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.codec.stages import Stopwatch
 from kvtcd.codec.uniform import InTorch
@@ -19,6 +21,7 @@ from kvtcd.lab.bench_codec_packers import codec
 from kvtcd.lab.bench_codec_timing import OTHER
 from kvtcd.lab.second_device import DEVICE, Operation, SecondDevice
 from kvtcd.lab.second_kernels import SecondKernels
+from kvtcd.lab.second_tapes import SecondTapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +29,12 @@ class Work:
     """Of one stage and one block.
 
     Attributes:
-        launches: kernels and copies that the host tells the device of, one by one.
+        launches: kernels, copies and recordings that the host tells the device of, one by one.
+        runs: kernels and copies that the device runs; those of a recording are told of together.
         waits: how often the host waits until the device has come so far.
         flop: of matrix products, two for each multiplication.
-        memory: bytes read and written on the device, as if nothing stayed in its caches.
+        products: bytes that these read and write on the device.
+        memory: bytes read and written there in all, as if nothing stayed in its caches.
         bus: bytes to or from host memory.
         chunks: of DEFLATE.
         codes: raw bytes of these chunks.
@@ -37,7 +42,9 @@ class Work:
 
     launches: int = 0
     waits: int = 0
+    runs: int = 0
     flop: int = 0
+    products: int = 0
     memory: int = 0
     bus: int = 0
     chunks: int = 0
@@ -50,18 +57,21 @@ class Work:
 Stages = dict[str, Work]
 
 
-def counted(name: str, case: Case, *, kernels: bool = True) -> dict[str, Stages]:
+def counted(name: str, case: Case, *, kernels: bool = True, graphs: bool = True) -> dict[str, Stages]:
     """Count the work of a codec for the block of a case: by way, ``encode`` and ``decode``, and by stage.
 
     Matrix products have the element type that they have on this CPU. `kernels`: codes are rounded and packed
-    by them, not by torch's operations.
+    by them, not by torch's operations. `graphs`: what recurs is replayed.
     """
     done: list[Operation] = []
     with SecondDevice(done.append) as device:
         arithmetic = SecondKernels(device) if kernels else InTorch()
-        packer = codec(name, case, Accelerator(DEVICE, arithmetic=arithmetic))
-        encoded = packer.encode()  # this and the next put on the device what stays there
-        packer.decode()
+        replayed = Graphs(DEVICE, SecondTapes(device), Residency()) if graphs else None
+        packer = codec(name, case, Accelerator(DEVICE, arithmetic=arithmetic, graphs=replayed))
+        encoded = packer.encode()
+        for _ in range(DUE):  # puts on the device what stays there
+            packer.encode()
+            packer.decode()
         found = {
             way: _by_stage(call, done) for way, call in (("encode", packer.encode), ("decode", packer.decode))
         }
@@ -100,8 +110,10 @@ def _work(operation: Operation) -> Work:
     product = operation.name == "mm"
     return Work(
         launches=int(operation.launches),
+        runs=int(operation.runs),
         waits=int(operation.waits),
         flop=2 * operation.read[0].numel() * operation.read[1][1] if product else 0,
+        products=operation.nbytes if product else 0,
         memory=operation.nbytes,
         bus=operation.crosses,
     )

@@ -12,7 +12,8 @@ a GPU would be told to do can be counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ _COPIES = {_ATEN.copy_.default, _ATEN._to_copy.default}
 _INDEXING = {
     _ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default, _ATEN._index_put_impl_.default,
 }  # fmt: skip
-_WAITING = {"nonzero", "_local_scalar_dense"}
+WAITING = {"nonzero", "_local_scalar_dense"}
 """Operators whose result the host must know."""
 _LAUNCHING_NOTHING = {"empty", "empty_like", "empty_strided", "_unsafe_view", "_local_scalar_dense", "detach"}
 """Besides views."""
@@ -41,7 +42,8 @@ class Operation:
         name: of torch's operator.
         read, written: shapes of the tensors it reads and writes.
         nbytes: of them all; none for one that launches nothing.
-        launches: whether there is work for the device.
+        launches: whether the host tells the device of it.
+        runs: whether it is work for the device; what is replayed is, without being told of.
         crosses: bytes that go from one side to the other; `to_host` says which way.
         waits: whether the host waits for the device to come so far.
     """
@@ -51,6 +53,7 @@ class Operation:
     written: tuple[torch.Size, ...]
     nbytes: int
     launches: bool
+    runs: bool
     crosses: int
     to_host: bool
     waits: bool
@@ -82,11 +85,35 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
 
     Args:
         told: of every operation that it has done, views included.
+
+    Attributes:
+        watched: given what is computed by no operation of torch, and what came of it.
     """
 
     def __init__(self, told: Callable[[Operation], None] = lambda _: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
         self._told = told
+        self.watched: Callable[[Callable[[], Sequence[Tensor]], Sequence[Tensor]], None] | None = None
+
+    @contextmanager
+    def telling(self, told: Callable[[Operation], None]) -> Iterator[None]:
+        """Tell someone else of operations meanwhile."""
+        before, self._told = self._told, told
+        try:
+            yield
+        finally:
+            self._told = before
+
+    def tell(self, operation: Operation) -> None:
+        """Tell of an operation."""
+        self._told(operation)
+
+    def computed(self, compute: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
+        """Return, on the device, what kernels that are no operations of torch make of its tensors."""
+        made = [there(each) for each in compute()]
+        if self.watched:
+            self.watched(compute, made)
+        return made
 
     def launched(
         self, name: str, *, read: Sequence[Tensor] = (), written: Sequence[Tensor] = (), waits: bool = False
@@ -99,6 +126,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
                 written=tuple(tensor.size() for tensor in written),
                 nbytes=sum(map(_nbytes, (*read, *written))),
                 launches=bool(read or written),
+                runs=bool(read or written),
                 crosses=0,
                 to_host=waits,
                 waits=waits,
@@ -108,10 +136,20 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = _run(func, args, kwargs)
-        read, written = _tensors((args, kwargs)), _tensors(result)
-        if any(isinstance(tensor, _There) for tensor in (*read, *written)):
+        read, written = tensors((args, kwargs)), tensors(result)
+        if any(map(is_there, (*read, *written))):
             self._told(_operation(func, args, kwargs, read, written))
         return result
+
+
+def is_there(tensor: Tensor) -> bool:
+    """Tell whether a tensor is of the second device."""
+    return isinstance(tensor, _There)
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """Return the tensors of what an operator takes or returns."""
+    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
 
 
 def here(tensor: Tensor) -> Tensor:
@@ -125,12 +163,12 @@ def there(tensor: Tensor) -> Tensor:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensors = _tensors((args, kwargs))
+    given = tensors((args, kwargs))
     asked = kwargs.get("device")
-    there = any(isinstance(tensor, _There) for tensor in tensors)
+    there = any(map(is_there, given))
     if there and func not in _COPIES:
-        checked = _tensors([args[0], *args[2:]]) if func in _INDEXING else tensors
-        strangers = [tensor for tensor in checked if not isinstance(tensor, _There) and tensor.dim()]
+        checked = tensors([args[0], *args[2:]]) if func in _INDEXING else given
+        strangers = [tensor for tensor in checked if not is_there(tensor) and tensor.dim()]
         assert not strangers, f"{func} of tensors on two devices"
     if asked is not None:
         kwargs = kwargs | {"device": torch.device("cpu")}
@@ -159,15 +197,12 @@ def _operation(
         written=tuple(tensor.size() for tensor in written),
         nbytes=sum(map(_nbytes, (*read, *written))) if launches else 0,
         launches=launches,
+        runs=launches,
         crosses=crosses,
         to_host=to_host,
         # A copy that has to be done when it returns ends with a wait for the stream, whichever way it goes.
-        waits=name in _WAITING or (crosses > 0 and not lets_go),
+        waits=name in WAITING or (crosses > 0 and not lets_go),
     )
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_flatten(values)[0] if isinstance(value, torch.Tensor)]
 
 
 def _nbytes(tensor: Tensor) -> int:

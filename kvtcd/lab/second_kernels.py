@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kvtcd.codec.stages import stage
-from kvtcd.codec.uniform import Arithmetic, InTorch, Quantised
+from kvtcd.codec.uniform import Arithmetic, InTorch, Quantised, Restored
 from kvtcd.codec.widths import Widths
-from kvtcd.lab.second_device import SecondDevice, here, there
+from kvtcd.lab.second_device import SecondDevice, here
 
 
 class SecondKernels(Arithmetic):
@@ -27,26 +27,40 @@ class SecondKernels(Arithmetic):
 
     def __init__(self, device: SecondDevice) -> None:
         self._launched: Callable[..., None] = device.launched
+        self._computed = device.computed
 
     def quantise(self, coefficients: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Quantised:
         """Round and pack, in two kernels with a sum between them; see `Arithmetic`."""
         rows = _here(widths)
-        said = InTorch().quantise(here(coefficients), here(steps), here(order), rows)
+        capacity = len(rows.order) * coefficients.shape[1]
+
+        def compute() -> tuple[Tensor, ...]:
+            said = InTorch().quantise(here(coefficients), here(steps), here(order), rows)
+            room = (0, capacity - said.escapes.shape[1])
+            return said.codes, torch.nn.functional.pad(said.escapes, room), said.found, said.lost
+
+        said = Quantised(*self._computed(compute))
         counts = torch.empty((rows.rank + 1, 2), dtype=torch.int64)
         given = (coefficients, steps, order, rows.every)
         with stage("quantise"):
-            self._launched("zeros", written=[counts])
+            self._launched("zeros", written=[counts, said.escapes])
             self._launched("_pack", read=given, written=[said.codes, coefficients, counts])
             self._launched("sum", read=[coefficients], written=[said.lost])
         with stage("pack"):
             self._launched("cumsum", read=[counts], written=[counts])
-            self._launched("_escape", read=[*given, counts], written=[said.escapes])
-        return Quantised(there(said.codes), there(said.escapes), there(said.found), there(said.lost))
+            self._launched("_escape", read=[*given, counts])
+        return said
 
-    def restore(self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths) -> Tensor:
+    def restore(
+        self, codes: Tensor, escapes: Tensor, steps: Tensor, order: Tensor, widths: Widths
+    ) -> Restored:
         """Unpack and multiply, in two kernels with a sum between them; see `Arithmetic`."""
         rows = _here(widths)
-        said = InTorch().restore(here(codes), here(escapes), here(steps), here(order), rows)
+
+        def compute() -> Restored:
+            return InTorch().restore(here(codes), here(escapes), here(steps), here(order), rows)
+
+        said = Restored(*self._computed(compute))
         counts = torch.empty(len(rows.order) + 1, dtype=torch.int64)
         with stage("unpack"):
             self._launched("zeros", written=[counts])
@@ -54,10 +68,8 @@ class SecondKernels(Arithmetic):
             self._launched("cumsum", read=[counts], written=[counts])
         with stage("dequantise"):
             given = (codes, escapes, counts, steps, order, rows.every)
-            self._launched("_unpack", read=given, written=[said])
-        with stage("unpack"):
-            self._launched("item", waits=True)
-        return there(said)
+            self._launched("_unpack", read=given, written=[said.coefficients])
+        return said
 
 
 def _here(widths: Widths) -> Widths:

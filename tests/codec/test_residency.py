@@ -151,7 +151,7 @@ def test_what_is_collected_while_room_is_made_may_give_memory_back():
     shelf.residency.take(CPU, 30)
 
     def collect():
-        with shelf.residency._lock:
+        with shelf.residency.lock:
             shelf.residency.give_back(CPU, 30)
         ended.set()
 

@@ -164,7 +164,7 @@ def _kernels(device: torch.device, found: Arithmetic, rank: int, tokens: int) ->
     for name, arithmetic in (("kernels", found), ("torch", InTorch())):
         coded = arithmetic.quantise(coefficients, steps, order, widths)
         escapes = coded.escapes[:, : int(coded.found[0])].contiguous()
-        restored = arithmetic.restore(coded.codes, escapes, steps, order, widths)
+        restored = arithmetic.restore(coded.codes, escapes, steps, order, widths).coefficients
         told.append((coded.codes, escapes, restored))
         row[f"quantise_{name}_ms"] = 1e3 * seconds(
             partial(arithmetic.quantise, coefficients, steps, order, widths), device

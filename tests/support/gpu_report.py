@@ -19,7 +19,7 @@ from kvtcd.lab.figures import write_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CODECS = ("codec", "codec-no-kernels")
+CODECS = ("codec", "codec-no-kernels", "codec-no-graphs")
 GOOD = {"ended", "passed", "left out"}
 
 
