@@ -379,6 +379,34 @@ def test_what_a_driver_says_is_written_down(tmp_path) -> None:
     assert {"python", "torch", "triton", "cuda", "nvidia-nvcomp-cu13", "nvidia-libnvcomp-cu12"} <= set(said)
 
 
+@pytest.mark.parametrize(
+    ("number", "status", "want"), [(13_000, 0, "13.0"), (12_080, 0, "12.8"), (0, 999, None)]
+)
+def test_the_driver_says_which_cuda_it_speaks(monkeypatch, number, status, want) -> None:
+    class Library:
+        def cuDriverGetVersion(self, found) -> int:  # noqa: N802 - CUDA's name
+            found._obj.value = number
+            return status
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Library())
+    assert gpu_versions.versions(CPU)["driver_cuda"] == want
+
+
+def test_a_card_is_described(monkeypatch) -> None:
+    card = SimpleNamespace(name="a card", major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1, 2))
+    said = gpu_versions.versions(torch.device("cuda", 0))
+
+    assert (said["card"], said["capability"], said["multiprocessors"]) == ("a card", "9.0", 132)
+    assert (said["memory_free"], said["memory"]) == (1, 2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
+def test_without_a_driver_there_is_none() -> None:
+    assert gpu_versions.versions(CPU)["driver_cuda"] is None
+
+
 def test_wheels_that_were_brought_are_tried_in_place_of_what_is_installed(tmp_path) -> None:
     with zipfile.ZipFile(tmp_path / "nvidia_nvcomp_cu13-6.0.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("nvidia/nvcomp/__init__.py", "raise ImportError('this driver is too old')")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
@@ -43,6 +44,7 @@ def versions(device: torch.device, driver: Path = _DRIVER) -> dict[str, object]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
+        "driver_cuda": _driver_cuda(),
         "cuda": torch.version.cuda,
     } | {name: _version(name) for name in _LIBRARIES}
     if device.type != "cuda":
@@ -50,7 +52,6 @@ def versions(device: torch.device, driver: Path = _DRIVER) -> dict[str, object]:
     card = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     return found | {
-        "driver_cuda": torch._C._cuda_getDriverVersion(),
         "card": card.name, "capability": f"{card.major}.{card.minor}",
         "multiprocessors": card.multi_processor_count, "memory": total, "memory_free": free,
     }  # fmt: skip
@@ -88,6 +89,17 @@ def _tried(device: torch.device, ahead: Iterable[str]) -> dict[str, object]:
     said = result.stderr.strip().splitlines()
     why = "" if not result.returncode else f"ends with {result.returncode}: {said[-1] if said else ''}"
     return {"loads": not result.returncode, "version": result.stdout.strip() or None, "why": why}
+
+
+def _driver_cuda() -> str | None:
+    """Return the newest CUDA that the driver speaks."""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except OSError:
+        return None
+    return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
 def _version(name: str) -> str | None:
