@@ -24,13 +24,15 @@ from kvtcd.config import Config, Credentials, load_credentials, load_policies
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.cipher import TAG_BYTES
 from kvtcd.core.devices import DeviceName
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.identity import Identity
 from kvtcd.core.keys import TenantKeys
 from kvtcd.core.policy import FADING, CodecChoice, Policy
 from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
-from kvtcd.engine.cuda import Lost, copies_on_cuda, on_each
+from kvtcd.engine.cuda import Lost, copies_on_each, on_each
+from kvtcd.engine.devices import Devices
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
@@ -41,7 +43,7 @@ from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.service import Service
-from kvtcd.engine.streams import Stages
+from kvtcd.engine.streams import Gpu, Stages
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.disk import Environment, Put, footprint, require_hardened
 from kvtcd.tiers.memory import GRANULE, HostMemory
@@ -172,6 +174,7 @@ def examine(config: Config, *, master: bytes | None, remote: bytes | None) -> Ex
     state = StateFiles(config.daemon.state)
     held = state.examine()
     key, notes = state.known_key(master), machine.doubts(config)
+    notes += tuple(Devices(*machine.gpus(config, policies)).unmet(policies))
     if config.disk.capacity:
         require_hardened()
         if key and not held:
@@ -206,30 +209,30 @@ def _assemble(
     lane = Lane("profiles")
     sightings = Sightings(FADING * policies[-1].evict.half_life)
     residency = Residency()
-    device = machine.device_memory(config)
+    memories = machine.device_memories(config, policies)
     accelerators = machine.accelerators(
         config, policies, residency,
         lambda why: metrics.on_cpu.labels(why).inc(), lambda why: metrics.unreplayed.labels(why).inc(),
     )  # fmt: skip
     by_device: dict[DeviceName, Stages] = {}
     if accelerators:
-        gpus = {each.name: each.device for each in accelerators.values()}
-        by_device = on_each(gpus, lost, tier=device.device if device else None)
-        stages = next(iter(by_device.values()))
-    else:
-        stages = copies_on_cuda(device.device, lost) if device else on_threads()
-    copies = device.device if device else next((each.device for each in accelerators.values()), None)
-    if copies is None and config.gpu.regions and torch.cuda.is_available():
-        copies = torch.device("cuda", config.gpu.device)
-    pinned = pin(memory.chunks, copies) if copies else None
+        by_device = on_each({each.name: each.device for each in accelerators.values()}, lost)
+    stages = next(iter(by_device.values())) if by_device else on_threads()
+    copies = copies_on_each({name: each.device for name, each in memories.items()}, lost)
+    used = [each.device for each in memories.values()] + [each.device for each in accelerators.values()]
+    if not used and config.gpu.regions and torch.cuda.is_available():
+        used = [torch.device("cuda", config.gpu.device)]
+    pinned = pin(memory.chunks, used[0]) if used else None
     metrics.pinned.set(pinned.share if pinned else 0)
     tiers = shelves(
-        policies[-1], sightings, gpu=device.capacity if device else 0, host=memory.capacity,
-        disk=config.disk.capacity, granule=GRANULE, tenants=config.tenants.share(),
+        policies[-1], sightings, host=memory.capacity, disk=config.disk.capacity, granule=GRANULE,
+        tenants=config.tenants.share(),
     )  # fmt: skip
+    capacities = {name: each.capacity for name, each in memories.items()}
     catalog = Catalog(
-        tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw) + TAG_BYTES), sightings
-    )
+        tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, choose.bound(raw) + TAG_BYTES), sightings,
+        gpus=Gpus.of(capacities, sightings, granule=GRANULE),
+    )  # fmt: skip
     mover = Mover(
         memory=memory,
         put_record=Put,
@@ -238,20 +241,15 @@ def _assemble(
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
-        device=device,
+        gpus={name: Gpu(each, copies[name]) for name, each in memories.items()},
         tracer=tracer,
     )
-    driver = Driver(catalog, memory, mover, registry, metrics, device=device)
+    driver = Driver(catalog, memory, mover, registry, metrics, gpus=memories)
     profiles = ProfileFolder(config.codec.profiles, residency)
 
     def codec(identity: Identity, choice: CodecChoice) -> Codec:
         where = choice.device or machine.codec_device(config)
-        accelerator = accelerators.get(where)
-        if where != "cpu" and accelerator is None:
-            _log.warning(
-                "a policy has its blocks packed on a GPU, of which this start knew nothing: the CPU does"
-            )
-        return choose.codec_for(identity, choice, profiles, accelerator)
+        return choose.codec_for(identity, choice, profiles, accelerators.get(where))
 
     def open_environment(tag: str) -> Environment:
         return Environment(state.tenant(tag), quota=config.disk.capacity)
@@ -259,7 +257,7 @@ def _assemble(
     tenancy = Tenancy(
         driver, registry, lane=lane, metrics=metrics, policies=policies, master=master,
         codecs=codec, open_environment=open_environment if config.disk.capacity else None,
-        encrypt=config.disk.encrypt,
+        encrypt=config.disk.encrypt, devices=Devices(accelerators, memories),
     )  # fmt: skip
     remote = _remote(
         config, state, entry, master=master, driver=driver, memory=memory, registry=registry, metrics=metrics,
@@ -269,7 +267,7 @@ def _assemble(
         mover.packed, mover.passed = remote.packed, remote.passed
         mover.missing = remote.profiles.fetch
     streams = dict.fromkeys(stream for each in (stages, *by_device.values()) for stream in each.streams())
-    lanes, recorder = [*streams, lane], None
+    lanes, recorder = [*streams, *(copy.stream for copy in copies.values()), lane], None
     if record:
         lanes.append(writing := Lane("record"))
         recorder = Recorder(record, writing, metrics)

@@ -6,13 +6,14 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
-from kvtcd.core.devices import DeviceName
+from kvtcd.core.devices import DeviceName, GpuName
 from kvtcd.core.policy import Policy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.memory import HostMemory
@@ -33,10 +34,8 @@ def verify(config: Config, policies: Sequence[Policy]) -> None:
     """
     _descriptors(config)
     host_memory(config)
-    if _holds(config):
-        _cuda(config, "gpu.capacity")
-    for name in _packing(config, policies):
-        _codec_cuda(config, name)
+    for asked in (*_holding(config, policies), *_packing(config, policies)):
+        _cuda(config, asked)
 
 
 def _descriptors(config: Config) -> None:
@@ -79,17 +78,24 @@ def host_memory(config: Config) -> HostMemory:
         raise config.fault("host.capacity", f"{show_bytes(asked)} cannot be had: {error}") from None
 
 
-def device_memory(config: Config) -> DeviceMemory | None:
-    """Return the GPU tier, None where there is none."""
-    if not _holds(config):
-        return None
-    device, capacity = _cuda(config, "gpu.capacity"), config.gpu.capacity
-    if capacity == "auto":
-        capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
-    try:
-        return DeviceMemory(capacity, device)
-    except torch.OutOfMemoryError as error:
-        raise config.fault("gpu.capacity", f"{show_bytes(capacity)} cannot be had: {error}") from None
+def device_memories(config: Config, policies: Sequence[Policy]) -> dict[GpuName, DeviceMemory]:
+    """Return the GPU tier: the device of config.toml first, then those that policies name; empty without one.
+
+    Args:
+        config: what each of them has.
+        policies: of which some may name others.
+    """
+    found: dict[GpuName, DeviceMemory] = {}
+    for asked in _holding(config, policies):
+        device, capacity = _cuda(config, asked), config.gpu.capacity
+        if capacity == "auto":
+            capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
+        try:
+            found[asked.name] = DeviceMemory(capacity, device)
+        except torch.OutOfMemoryError as error:
+            why = f"{show_bytes(capacity)} cannot be had of {asked.name}: {error}"
+            raise config.fault("gpu.capacity", why) from None
+    return found
 
 
 def codec_device(config: Config) -> DeviceName:
@@ -115,48 +121,65 @@ def accelerators(
     """
     made: dict[torch.device, Accelerator] = {}
     found: dict[DeviceName, Accelerator] = {}
-    for name in _packing(config, policies):
-        device, memory = _codec_cuda(config, name), config.codec.memory
+    for asked in _packing(config, policies):
+        device, memory = _cuda(config, asked), config.codec.memory
         if device not in made:
             if memory == "auto":
                 memory = torch.cuda.get_device_properties(device).total_memory // AUTO_CODEC
             residency.limit(device, memory)
-            made[device] = Accelerator.on(device, residency, spared, unreplayed, name)
-        found[name] = made[device]
+            made[device] = Accelerator.on(device, residency, spared, unreplayed, asked.name)
+        found[asked.name] = made[device]
     return found
 
 
-def _holds(config: Config) -> bool:
-    """Tell whether a GPU is to hold blocks."""
+def gpus(config: Config, policies: Sequence[Policy]) -> tuple[list[DeviceName], list[GpuName]]:
+    """Return the names of the GPUs that are to pack, and of those that are to hold blocks."""
+    packing, holding = _packing(config, policies), _holding(config, policies)
+    return [asked.name for asked in packing], [asked.name for asked in holding]
+
+
+class _Asked(NamedTuple):
+    """A GPU that is asked for: its name, in which field of config.toml, and by what if not by that."""
+
+    name: DeviceName
+    field: str
+    by: str
+
+
+def _holding(config: Config, policies: Sequence[Policy]) -> list[_Asked]:
+    """Return what GPUs are to hold blocks, that of config.toml first; none without a GPU tier."""
     capacity = config.gpu.capacity
-    return torch.cuda.is_available() if capacity == "auto" else capacity > 0
+    if not (torch.cuda.is_available() if capacity == "auto" else capacity):
+        return []
+    first = _Asked(f"cuda:{config.gpu.device}", "gpu.capacity", "gpu.device")
+    named = {
+        policy.promote.device: _Asked(policy.promote.device, "policies", f"promote.to of {policy.name}")
+        for policy in reversed(policies)
+        if policy.promote.device
+    }
+    return [first, *(named[name] for name in sorted(named) if name != first.name)]
 
 
-def _packing(config: Config, policies: Sequence[Policy]) -> list[DeviceName]:
-    """Return what GPUs are to pack some blocks, by name, in order."""
-    asked = (codec_device(config), *(policy.codec.device for policy in policies))
-    return sorted({name for name in asked if name and name != "cpu"})
+def _packing(config: Config, policies: Sequence[Policy]) -> list[_Asked]:
+    """Return what GPUs are to pack some blocks, in order of their names."""
+    asked = [
+        _Asked(policy.codec.device, "policies", f"codec.device of {policy.name}")
+        for policy in reversed(policies)
+        if policy.codec.device
+    ]
+    by = "codec.device" if ":" in config.codec.device else "gpu.device"
+    asked.append(_Asked(codec_device(config), "codec.device", by))
+    named = {each.name: each for each in asked if each.name != "cpu"}
+    return [named[name] for name in sorted(named)]
 
 
-def _codec_cuda(config: Config, name: DeviceName) -> torch.device:
-    """Return the CUDA device that the configuration or a policy names for packing."""
-    _, _, number = name.partition(":")
+def _cuda(config: Config, asked: _Asked) -> torch.device:
+    """Return a CUDA device; ``cuda`` is that of codecs, and where config.toml names none that of blocks."""
+    _, _, number = asked.name.partition(":")
     if not number:
-        return _cuda(config, "codec.device")
-    if int(number) >= (found := torch.cuda.device_count()):
-        why = f"a policy asks for the CUDA device {number}, and CUDA finds {found} of them"
-        raise config.fault("codec.device", why)
-    return torch.device("cuda", int(number))
-
-
-def _cuda(config: Config, field: str) -> torch.device:
-    """Return the CUDA device that a field asks for, or has a policy ask for."""
-    found = torch.cuda.device_count()
-    _, _, named = config.codec.device.partition(":")
-    number, by = config.gpu.device, "gpu.device"
-    if field == "codec.device" and named:
-        number, by = int(named), field
-    if number >= found:
-        why = f"asks for the CUDA device {number} ({by}), and CUDA finds {found} of them"
-        raise config.fault(field, why)
-    return torch.device("cuda", number)
+        _, _, number = config.codec.device.partition(":")
+    index = int(number or config.gpu.device)
+    if index >= (found := torch.cuda.device_count()):
+        why = f"asks for the CUDA device {index} ({asked.by}), and CUDA finds {found} of them"
+        raise config.fault(asked.field, why)
+    return torch.device("cuda", index)

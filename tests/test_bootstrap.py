@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,10 +34,12 @@ from kvtcd.config import Config, dump, load, load_policies
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey, TenantKeys
 from kvtcd.core.messages import BlockHead
+from kvtcd.core.place import Tier
 from kvtcd.engine.cuda import CudaStream
 from kvtcd.engine.namespaces import TENANT_NAME
 from kvtcd.serve import serve
 from kvtcd.tiers import memory
+from kvtcd.tiers.device import GRANULE, DeviceMemory
 from kvtcd.tiers.disk import Environment
 from kvtcd.tiers.state import StateDirectory
 
@@ -97,7 +100,7 @@ def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     properties = SimpleNamespace(total_memory=1 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(machine, "_cuda", lambda _config, _field: torch.device("cpu"))
+    monkeypatch.setattr(machine, "_cuda", lambda _config, _asked: torch.device("cpu"))
     return fake_cudart.install(monkeypatch)
 
 
@@ -210,10 +213,10 @@ def test_what_is_set_aside_is_said_at_every_start_and_check(tmp_path, caplog) ->
     assert any(said in note for note in bootstrap.examine(config, master=RIGHT, remote=None).notes)
 
 
-async def there_and_back(service) -> list[bool]:
+async def there_and_back(service, name="n", identity=WORLD.identity) -> list[bool]:
     """Store blocks, drop them to the disk, fetch them; tell which came back as they were."""
     deadline = soon()
-    namespace = await service.register(TENANT, "n", WORLD.identity)
+    namespace = await service.register(TENANT, name, identity)
     bodies = {
         EngineKey(bytes([n]) * 32): WORLD.block(TOKENS, seed=n, first_token=64).numpy().tobytes()
         for n in range(BLOCKS)
@@ -295,7 +298,7 @@ async def test_a_policy_says_where_its_blocks_are_packed(tmp_path, device, where
 @pytest.mark.usefixtures("twin")
 async def test_each_gpu_that_a_policy_names_has_streams_of_its_own(tmp_path, monkeypatch) -> None:
     gpus = {"cuda": torch.device("cpu"), "cuda:1": torch.device("cpu", 0)}  # which torch tells apart
-    monkeypatch.setattr(machine, "_codec_cuda", lambda _config, name: gpus[name])
+    monkeypatch.setattr(machine, "_cuda", lambda _config, asked: gpus[asked.name])
     config = configuration(tmp_path, gpu=0, device="auto", name="kvtc2", where="cuda:1")
     await asyncio.to_thread(store, WORLD.profile()[1], config.codec.profiles)
     async with bootstrap.service(config) as service:
@@ -311,8 +314,7 @@ async def test_each_gpu_that_a_policy_names_has_streams_of_its_own(tmp_path, mon
 
 
 @pytest.mark.usefixtures("twin")
-def test_two_names_of_one_gpu_are_one_accelerator(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "_codec_cuda", lambda _config, _name: torch.device("cpu"))
+def test_two_names_of_one_gpu_are_one_accelerator(tmp_path) -> None:
     config = configuration(tmp_path, device="auto", name="kvtc2", where="cuda:0")
     found = machine.accelerators(config, load_policies(config.policies), Residency(), print, print)
 
@@ -323,16 +325,120 @@ def test_two_names_of_one_gpu_are_one_accelerator(tmp_path, monkeypatch) -> None
 
 @pytest.mark.parametrize(
     ("name", "want"),
-    [("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("cuda:2", "a policy asks for the CUDA device 2")],
-)
-def test_a_policy_may_name_any_gpu_that_is_there(tmp_path, monkeypatch, name, want) -> None:
+    [
+        ("cuda", {"cuda": "cuda:0"}), ("cuda:1", {"cuda": "cuda:0", "cuda:1": "cuda:1"}),
+        ("cuda:2", r"policies: asks for the CUDA device 2 \(codec.device of policy\), and CUDA finds 2"),
+    ],
+)  # fmt: skip
+def test_a_policy_may_have_blocks_packed_on_any_gpu_that_is_there(tmp_path, monkeypatch, name, want) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    config = configuration(tmp_path, device="cuda")
+    config = configuration(tmp_path, device="cuda", gpu=0, where=name)
+    policies = load_policies(config.policies)
     if name == "cuda:2":
         with pytest.raises(ConfigError, match=want):
-            machine._codec_cuda(config, name)
+            machine.verify(config, policies)
     else:
-        assert str(machine._codec_cuda(config, name)) == want
+        machine.verify(config, policies)
+        packing = machine._packing(config, policies)
+        assert {asked.name: str(machine._cuda(config, asked)) for asked in packing} == want
+
+
+@pytest.mark.parametrize(
+    ("number", "to", "want"),
+    [
+        (0, "host", ["cuda:0"]), (1, "gpu", ["cuda:1"]), (0, "cuda:0", ["cuda:0"]),
+        (1, "cuda:0", ["cuda:1", "cuda:0"]),
+        (0, "cuda:2", r"policies: asks for the CUDA device 2 \(promote.to of policy\), and CUDA finds 2"),
+        (2, "cuda:0", r"gpu.capacity: asks for the CUDA device 2 \(gpu.device\), and CUDA finds 2"),
+    ],
+)  # fmt: skip
+def test_blocks_lie_on_the_gpu_of_the_configuration_and_those_of_policies(
+    tmp_path, monkeypatch, number, to, want
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = configuration(tmp_path, device="cpu", gpu=1 << 20, to=to)
+    config = config.model_copy(update={"gpu": config.gpu.model_copy(update={"device": number})})
+    policies = load_policies(config.policies)
+    if isinstance(want, str):
+        with pytest.raises(ConfigError, match=want):
+            machine.verify(config, policies)
+    else:
+        machine.verify(config, policies)
+        assert [str(machine._cuda(config, asked)) for asked in machine._holding(config, policies)] == want
+        assert [asked.name for asked in machine._holding(config, policies)] == want
+
+
+@pytest.mark.usefixtures("twin")
+def test_each_gpu_that_holds_blocks_has_the_whole_capacity(tmp_path, monkeypatch) -> None:
+    config = configuration(tmp_path, device="cpu", gpu=1 << 20, to="cuda:1")
+    policies = load_policies(config.policies)
+    said = machine.device_memories(config, policies)
+    auto = machine.device_memories(configuration(tmp_path, device="cpu", gpu="auto", to="cuda:1"), policies)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    none = machine.device_memories(configuration(tmp_path, device="cpu", gpu="auto", to="cuda:1"), policies)
+
+    assert {name: memory.capacity for name, memory in said.items()} == {"cuda:0": 1 << 20, "cuda:1": 1 << 20}
+    fiftieth = (1 << 30) // machine.AUTO_GPU // GRANULE * GRANULE
+    assert {name: memory.capacity for name, memory in auto.items()} == {
+        "cuda:0": fiftieth, "cuda:1": fiftieth,
+    }  # fmt: skip
+    assert none == {}
+
+
+def test_a_policy_that_names_a_gpu_where_none_holds_blocks_is_said_before_a_start(tmp_path) -> None:
+    for to, said in (("cuda:1", 1), ("gpu", 0), ("host", 0)):
+        config = configuration(tmp_path, device="cpu", gpu=0, to=to)
+        notes = bootstrap.examine(config, master=None, remote=None).notes
+        assert len([note for note in notes if "policy policy has blocks lifted to cuda:1" in note]) == said
+
+
+RANK_1 = """
+[match]
+parallel = "tp2-rank1"
+[codec]
+name = "lossless"
+[promote]
+to = "cuda:1"
+"""
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("twin")
+async def test_the_ranks_of_a_model_are_lifted_to_two_gpus_each_on_its_own_streams(
+    tmp_path, monkeypatch
+) -> None:
+    gpus = {"cuda:0": torch.device("cpu"), "cuda:1": torch.device("cpu", 0)}  # which torch tells apart
+    monkeypatch.setattr(machine, "_cuda", lambda _config, asked: gpus[asked.name])
+    upload, launched = DeviceMemory.upload, []
+
+    def noted(memory, key, pieces) -> None:
+        launched.append((memory.device, fake_cuda.here(), key))
+        fake_cuda.launch(lambda: upload(memory, key, pieces))
+
+    monkeypatch.setattr(DeviceMemory, "upload", noted)
+    nbytes = -(-WORLD.block(TOKENS, seed=0).numel() // GRANULE) * GRANULE
+    config = configuration(tmp_path, device="cpu", gpu=2 * nbytes, to="gpu")
+    (tmp_path / "rank1.toml").write_text(RANK_1)
+    config = config.model_copy(update={"policies": (tmp_path / "rank1.toml", *config.policies)})
+    async with bootstrap.service(config) as service:
+        identities = [replace(WORLD.identity, parallel=f"tp2-rank{number}") for number in range(2)]
+        same = [await there_and_back(service, f"rank{n}", each) for n, each in enumerate(identities)]
+        ranks = [service.namespace(TENANT, f"rank{number}") for number in range(2)]
+        for namespace in ranks:
+            keys = [EngineKey(bytes([number]) * 32) for number in range(BLOCKS)]
+            await service.blocks.prefetch(namespace, keys, b"", soon(), tier=Tier.GPU)
+        entries = service._driver.catalog.residents.entries
+        found = {(there, entries[key].namespace) for there, _, key in launched}
+        stats = service.overview.stats(TENANT).tiers["gpu"].devices
+        names = [lane.name for lane in service._lanes if isinstance(lane, CudaStream)]
+
+    assert same == [[True] * BLOCKS] * 2
+    assert found == {(gpus["cuda:0"], ranks[0].number), (gpus["cuda:1"], ranks[1].number)}
+    assert all(memory == stream for memory, stream, _ in launched)
+    held = 2 * nbytes
+    assert {(each.capacity, each.used, each.blocks) for each in stats.values()} == {(held, held, 2)}
+    assert stats.keys() == gpus.keys()
+    assert names == ["copy", "copy-cuda1"]
 
 
 @pytest.mark.asyncio
@@ -346,8 +452,10 @@ async def test_a_gpu_that_only_a_later_policy_asks_for_is_the_cpu(tmp_path, capl
             same = await there_and_back(service)
             device = service.namespace(TENANT, "n").codec.device
 
-    assert (same, device) == ([True] * BLOCKS, "cpu")
-    assert "of which this start knew nothing" in caplog.text
+        degraded = service.overview.degraded
+
+    assert (same, device, degraded) == ([True] * BLOCKS, "cpu", {"unknown-gpu": 1})
+    assert "policy policy has blocks packed on cuda, for which this start has prepared nothing" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -360,13 +468,14 @@ async def test_a_gpu_that_only_a_later_policy_asks_for_is_the_cpu(tmp_path, capl
 )
 def test_codecs_may_have_another_gpu_than_blocks(tmp_path, monkeypatch, device, found, want) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
-    config = configuration(tmp_path, device=device)
+    config = configuration(tmp_path, device=device, gpu=1 << 20)
+    (packing,), (holding,) = machine._packing(config, ()), machine._holding(config, ())
     if found == int(device[5:] or 0):
         with pytest.raises(ConfigError, match=want):
-            machine._cuda(config, "codec.device")
+            machine._cuda(config, packing)
     else:
-        assert str(machine._cuda(config, "codec.device")) == want
-    assert str(machine._cuda(config, "gpu.capacity")) == "cuda:0"
+        assert str(machine._cuda(config, packing)) == want
+    assert str(machine._cuda(config, holding)) == "cuda:0"
 
 
 @pytest.mark.asyncio
@@ -537,10 +646,10 @@ async def test_a_process_whose_gpu_is_lost_ends_with_that_error(tmp_path, monkey
     on_each, listening = bootstrap.on_each, asyncio.Event()
     loop, listeners = asyncio.get_running_loop(), []
 
-    def made(devices, lost, *, tier):
+    def made(devices, lost):
         listeners.append(lost)
         loop.call_soon_threadsafe(listening.set)
-        return on_each(devices, lost, tier=tier)
+        return on_each(devices, lost)
 
     monkeypatch.setattr(bootstrap, "on_each", made)
     running = asyncio.create_task(serve(configuration(tmp_path, gpu=1 << 20)))

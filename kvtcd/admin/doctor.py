@@ -97,15 +97,12 @@ def examine(client: Client, tcp: config.daemon.Tcp | None = None) -> Iterator[Fi
         )
         return
     stats = client.stats()
-    for name, tier in stats["tiers"].items():
-        share = tier["used"] / tier["capacity"] if tier["capacity"] else 0.0
-        less = tier["withheld"] / 1e9
-        full = f"; its device is full and holds {less:.1f} GB less" if less else ""
-        said = f"{share:.0%} of {tier['capacity'] / 1e9:.1f} GB used{full}"
-        yield Finding(f"tier {name}", "note" if full else "ok", said)
-    faults = {fault: count for fault, count in stats.get("degraded", {}).items() if fault != "remote-away"}
-    for line in degraded.said(faults):
-        yield Finding("degraded", "wrong", f"{line}; see the log, and KvtcdQuarantined in systemd/README.md")
+    yield from _tiers(stats["tiers"])
+    for fault, count in stats.get("degraded", {}).items():
+        if fault != "remote-away":  # that is asked below
+            (line,) = degraded.said({fault: count})
+            where = "KvtcdUnknownGpu" if fault == "unknown-gpu" else "KvtcdQuarantined"
+            yield Finding("degraded", "wrong", f"{line}; see the log, and {where} in systemd/README.md")
     if damaged := stats.get("damaged"):
         yield _damaged(damaged)
     try:
@@ -120,6 +117,22 @@ def examine(client: Client, tcp: config.daemon.Tcp | None = None) -> Iterator[Fi
             yield Finding("by TCP", "ok", _UNTRIED)
     except KvtcdError as error:
         yield Finding("blocks", "wrong", str(error))
+
+
+def _tiers(tiers: Mapping[str, Any]) -> Iterator[Finding]:
+    """Say how full each tier is, and of several GPUs each."""
+    for name, tier in tiers.items():
+        less = tier["withheld"] / 1e9
+        full = f"; its device is full and holds {less:.1f} GB less" if less else ""
+        yield Finding(f"tier {name}", "note" if full else "ok", _filled(tier) + full)
+        devices = tier.get("devices", {})
+        for device, part in devices.items() if len(devices) > 1 else ():
+            yield Finding(f"tier {name}, {device}", "ok", _filled(part))
+
+
+def _filled(held: Mapping[str, int]) -> str:
+    share = held["used"] / held["capacity"] if held["capacity"] else 0.0
+    return f"{share:.0%} of {held['capacity'] / 1e9:.1f} GB used"
 
 
 def _damaged(counts: Mapping[str, int]) -> Finding:

@@ -122,6 +122,11 @@ def _tiers(answers: Answers, shown: Figures) -> Table:
             held.name, _bytes(tier["used"]), _bytes(tier["capacity"]) + withheld, share,
             f"{held.copies:,}", _ratio(held.ratio), f"{held.hits:,}",
         )  # fmt: skip
+        devices = tier.get("devices", {})
+        for name, device in devices.items() if len(devices) > 1 else ():
+            share = _share(device["used"] / device["capacity"])
+            used, capacity = _bytes(device["used"]), _bytes(device["capacity"])
+            table.add_row(f"  {name}", used, capacity, share, f"{device['blocks']:,}", "", "")
     return table
 
 

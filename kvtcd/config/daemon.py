@@ -110,11 +110,13 @@ class Host(Table):
 
 
 class Gpu(Table):
-    """The GPU tier: raw blocks on a CUDA device, on top of those on the host; and which device that is."""
+    """The GPU tier: raw blocks on CUDA devices, on top of those on the host."""
 
     capacity: Annotated[int | Literal["auto"], BeforeValidator(_auto_or_size)] = 0
-    """``auto``: a fiftieth of the device, and nothing without one. An engine has its own cache there."""
-    device: Annotated[int, Field(ge=0)] = 0
+    """Of each device that holds blocks: `device`, and those that policies name at the start. ``auto``: a
+    fiftieth of the device, and nothing without one. An engine has its own cache there."""
+    device: Annotated[int, Field(ge=0, lt=1000)] = 0
+    """Of blocks whose policy names no other."""
     regions: bool = False
     """Whether memory that engines have on a GPU is opened, so that blocks go to and from it directly."""
 

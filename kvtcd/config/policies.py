@@ -14,6 +14,7 @@ from kvtcd.core.dials import DIALS, CodecName, DialName
 from kvtcd.core.drift import OnDrift
 from kvtcd.core.errors import ConfigError
 from kvtcd.core.policy import (
+    LIFT,
     Admit,
     CodecChoice,
     DiskTier,
@@ -153,7 +154,7 @@ class _ShareTable(Table):
 
 
 class _PromoteTable(Table):
-    to: Literal["host", "gpu"] = "host"
+    to: Annotated[str, AfterValidator(partial(like, LIFT.regex, LIFT.shown))] = "host"
     on_hit: Annotated[int, Field(ge=1, le=15)] = 1
 
 

@@ -79,6 +79,11 @@ class Answers:
             self.deny(waiting, key, reason)
         self._room.stay_down(key)
 
+    def not_lifted(self, key: RecordKey, reason: Reason) -> None:
+        """Deny all who wait for a block to be on a GPU."""
+        self.deny(self.prefetched[Tier.GPU], key, reason)
+        self._room.lifts.pop(key, None)
+
     def not_down(self, key: RecordKey, reason: Reason) -> None:
         """Deny all who wait for a block to be on disk."""
         for waiting in (self.durable, self.evicted):

@@ -35,6 +35,8 @@ Rules, each of them tested after every event of random histories:
 4. *Waiting pins nothing*: who waits for room holds no copy and no bytes.
 5. Room is reserved before bytes move, on the accounts of namespace, tenant and tier; a move down reserves
    the bound of its packed size and gives the rest back.
+6. A copy on a GPU lies on the one that is the home of its namespace; one that lies elsewhere since policies
+   changed goes as soon as no move needs it. What is full, and who goes, is asked of each GPU by itself.
 
 What a put offers is *seen*, and so is what a get asks for; nothing else is a sight (a match is not: a
 scheduler repeats it). A put is refused as not admitted when its block was not seen often enough (`on_sight`),
@@ -56,6 +58,7 @@ from typing import assert_never
 from kvtcd.core import events as ev
 from kvtcd.core.answers import Answers
 from kvtcd.core.events import Action, Event
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.leases import Leases
 from kvtcd.core.outcomes import Outcomes
@@ -75,9 +78,10 @@ class Catalog:
     """Residency of all blocks of one daemon.
 
     Args:
-        shelves: sums of each tier that exists; the host tier must.
+        shelves: sums of host and disk, if there is one.
         bound: largest packed size, in bytes of the disk tier, of a block of so many raw bytes.
         sightings: told of every sight; shared with the orders of the shelves that count them.
+        gpus: those that hold blocks.
         descents: how many moves down may run at once.
         clock: seconds; must not go back.
     """
@@ -88,10 +92,11 @@ class Catalog:
         bound: Callable[[int], int],
         sightings: Sightings,
         *,
+        gpus: Gpus | None = None,
         descents: int = 8,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.residents = Residents(shelves)
+        self.residents = Residents(shelves, gpus or Gpus())
         self.room = Room(self.residents, bound, descents=descents)
         self._answers = answers = Answers(self.residents, self.room)
         self._hits = Sightings(sightings.period, sightings.width)
@@ -102,6 +107,7 @@ class Catalog:
         self._relief = Relief(self.residents, self.room, answers.held)
         self._leases = Leases(self.residents)
         self._sightings, self._clock = sightings, clock
+        self._round: list[RecordKey] = []
         self._read_clock()
 
     def _read_clock(self) -> None:
@@ -135,6 +141,13 @@ class Catalog:
         self._relief.share_out()
         actions, self.residents.actions = self.residents.actions, []
         return actions
+
+    def _sweep(self) -> None:
+        """Look at the next blocks of a round through all of them; some may have gone since it began."""
+        self._round = self._round or list(self.residents.entries)
+        for key in self._round[-SWEEP:]:
+            self._answers.expire(key)
+        del self._round[-SWEEP:]
 
     def _take_in(self, event: Event) -> None:
         residents = self.residents
@@ -184,7 +197,6 @@ class Catalog:
             case ev.Recovered(found):
                 residents.recover(found)
             case ev.Tick():
-                for key in residents.part(SWEEP):
-                    self._answers.expire(key)
+                self._sweep()
             case _:
                 assert_never(event)

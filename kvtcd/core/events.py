@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvtcd.core.arrival import Arrival
+from kvtcd.core.devices import GpuName
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Policy
@@ -243,7 +244,8 @@ class Move:
     """Copy a block from one place to another, then say `Moved` or `MoveFailed`.
 
     `after` is how many tokens are known to follow the block in its sequence (the longest continuation),
-    which decides how much of it lies in the recent window. `lossless`: pack it in a hurry.
+    which decides how much of it lies in the recent window. `lossless`: pack it in a hurry. `device`: the GPU
+    that one of the places is on.
     """
 
     key: RecordKey
@@ -251,14 +253,16 @@ class Move:
     target: Place
     after: int
     lossless: bool = False
+    device: GpuName | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Forget the bytes of a copy, then say `Dropped`."""
+    """Forget the bytes of a copy, on this `device` if that is a GPU, then say `Dropped`."""
 
     key: RecordKey
     place: Place
+    device: GpuName | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
 DiskState = Literal["ok", "off", "full"]
-Fault = Literal["left-out", "set-aside", "other-key", "out-of-use", "remote-away"]
+Fault = Literal["left-out", "set-aside", "other-key", "out-of-use", "remote-away", "unknown-gpu"]
 """What is not as it should be while everything else is served. The disk environment of a tenant could not be
 opened at the start (and he is refused), was damaged then or earlier (and begun anew, with what was damaged
 beside it), is under another master key (and left alone), or failed since; the store that is shared does not

@@ -54,7 +54,7 @@ class Outcomes:
                 case Place.HOST:
                     self._up(entry)
                 case Place.GPU:
-                    answers.grant(*answers.prefetched[Tier.GPU].done(key))
+                    self._lifted(entry)
                 case Place.PACKED:
                     pass  # nobody waits for that
             self._supersede(entry)
@@ -69,6 +69,16 @@ class Outcomes:
             self._room.passing.discard(key)
             residents.outgoing.setdefault(key, (Place.HOST,))
         self._behind(entry)
+
+    def _lifted(self, entry: Entry) -> None:
+        """Serve those who waited for a copy on a GPU; one that is no more at home is of no use to them."""
+        key, awaited = entry.key, self._answers.prefetched[Tier.GPU]
+        if self._residents.gpus.at_home(key, entry.namespace):
+            self._answers.grant(*awaited.done(key))
+        elif reason := self._room.unliftable(entry):
+            self._answers.not_lifted(key, reason)
+        elif key in awaited:
+            self._room.lifts[key] = None
 
     def _behind(self, entry: Entry) -> None:
         """Have a block copied to disk that is not there, if its policy says so."""
@@ -102,7 +112,7 @@ class Outcomes:
         elif transfer.target is Place.HOST:
             answers.not_up(key, Reason.FAILED)
         elif transfer.target is Place.GPU:
-            answers.deny(answers.prefetched[Tier.GPU], key, Reason.FAILED)
+            answers.not_lifted(key, Reason.FAILED)
         elif transfer.target is Place.DISK and not (full and self._offer_again(entry)):
             answers.not_down(key, Reason.FAILED)
         if transfer.down and not damaged and key not in self._room.demotions:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
-from kvtcd.core.devices import DeviceName
+from kvtcd.core.devices import GPU, DeviceName, GpuName
 from kvtcd.core.dials import DIALS, CodecName
 from kvtcd.core.drift import OnDrift
+from kvtcd.core.forms import Pattern
 from kvtcd.core.identity import Identity, is_trial
 
 EvictName = Literal["lru", "lfu", "arc", "s3fifo", "gdsf"]
@@ -148,6 +149,7 @@ class Evict:
 
 
 FADING = 3
+LIFT = Pattern(f"host|gpu|{GPU.regex}", f'"host", "gpu", or {GPU.shown}')
 
 Amount = float | int
 """A share of a capacity (a float), or bytes (an int)."""
@@ -165,12 +167,23 @@ class Share:
 class Promote:
     """Where a block goes when it is asked for, and from which time on it stays there.
 
-    `to`: the host, or a GPU too. `on_hit`: 2 lets a block that is asked for the first time leave again once
-    it has been read.
+    `to`: the host, or a GPU too: the one of config.toml, or one that is named, which is then the home of all
+    copies on GPUs. `on_hit`: 2 lets a block that is asked for the first time leave again once it has been
+    read.
     """
 
-    to: Literal["host", "gpu"] = "host"
+    to: Annotated[str, LIFT] = "host"
     on_hit: int = 1
+
+    @property
+    def lifts(self) -> bool:
+        """Whether a block that is asked for is copied to a GPU."""
+        return self.to != "host"
+
+    @property
+    def device(self) -> GpuName | None:
+        """The GPU that is named; None: that of config.toml."""
+        return None if self.to in {"host", "gpu"} else self.to
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from kvtcd.core.place import Place, Tier
 from kvtcd.core.reason import Reason
 from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
+from kvtcd.core.shelf import Shelf
 from kvtcd.core.victims import victims
 
 
@@ -26,18 +27,19 @@ class Relief:
 
     def __init__(self, residents: Residents, room: Room, awaited: Callable[[RecordKey], bool]) -> None:
         self._residents, self._room, self._awaited = residents, room, awaited
+        self._host = residents.shelves[Tier.HOST]
 
     def share_out(self) -> None:
         """Start whatever finds room, and make room for what does not."""
         residents, room = self._residents, self._room
-        if (gpu := residents.shelves.get(Tier.GPU)) and (need := room.start_lifts()):
-            for entry in victims(residents, Place.GPU, gpu.whole, gpu.whole.shortfall(need)):
+        for gpu, need in room.start_lifts().items():
+            for entry in victims(residents, gpu, Place.GPU, gpu.whole, gpu.whole.shortfall(need)):
                 residents.drop(entry, Place.GPU)
         wanted: dict[Account, int] = {}
         room.start_promotions(wanted)
         urgent = room.grant_puts(wanted)
         below: dict[Account, int] = {}
-        for account in residents.shelves[Tier.HOST].bounds():
+        for account in self._host.bounds():
             self._relieve_host(account, wanted.get(account, 0), below)
         room.start_demotions(below)
         if room.descending >= room.descents:  # the packer is behind
@@ -46,14 +48,14 @@ class Relief:
         room.start_refills()
         if disk := residents.shelves.get(Tier.DISK):
             for account in disk.bounds():
-                self._relieve_disk(account, below.get(account, 0))
+                self._relieve_disk(disk, account, below.get(account, 0))
 
-    def _relieve_disk(self, account: Account, need: int) -> None:
+    def _relieve_disk(self, disk: Shelf, account: Account, need: int) -> None:
         residents = self._residents
         excess = account.excess(need)
         account.easing = excess > 0
         leased = partial(residents.irreplaceable, place=Place.DISK)
-        for entry in victims(residents, Place.DISK, account, excess, leased):
+        for entry in victims(residents, disk, Place.DISK, account, excess, spared=leased):
             residents.lose(entry, Place.DISK, Reason.NO_TIER)
 
     def _relieve_host(self, account: Account, need: int, below: dict[Account, int]) -> None:
@@ -65,7 +67,9 @@ class Relief:
         account.easing = ahead and excess > 0
         for place in (Place.HOST, Place.PACKED):
             stay = self._stay_raw(account) if excess and place is Place.HOST else frozenset[int]()
-            for entry in victims(self._residents, place, account, excess, self._stuck, without=stay):
+            for entry in victims(
+                self._residents, self._host, place, account, excess, spared=self._stuck, without=stay
+            ):
                 if not self._relieve(entry, place, account, need, below):
                     if account.leaving or account.dropping:
                         return
@@ -74,7 +78,9 @@ class Relief:
                 excess -= entry.raw_bytes
         if account.shortfall(need) and not account.leaving and not account.dropping:
             short = account.shortfall(need)
-            for entry in victims(self._residents, Place.HOST, account, short, self._stuck, packing=False):
+            for entry in victims(
+                self._residents, self._host, Place.HOST, account, short, spared=self._stuck, packing=False
+            ):
                 if not entry.kept(without=(Place.HOST,)) and self._goes_to_disk(entry):
                     if self._room.descending < self._room.descents:
                         self._room.descend(entry, Place.HOST, Place.DISK, below, leaving=True)
@@ -99,7 +105,7 @@ class Relief:
 
     def _stay_raw(self, account: Account) -> frozenset[int]:
         """Return the namespaces whose raw copies stay, because they have packed ones that are to go first."""
-        parts, stay = self._residents.shelves[Tier.HOST].parts, set()
+        parts, stay = self._host.parts, set()
         for namespace in account.namespaces:
             raw, packed = parts[Place.HOST][namespace].nbytes, parts[Place.PACKED][namespace].nbytes
             share = self._residents.rules[namespace].policy.host.raw
@@ -141,10 +147,9 @@ class Relief:
         if room.descending >= room.descents:
             return False
         if packs:
-            host = residents.shelves[Tier.HOST]
             if room.descend(entry, place, Place.PACKED, dict[Account, int](), leaving=True):
                 return True
-            if any(a.leaving or a.dropping for a in host.accounts(entry.namespace)):
+            if any(a.leaving or a.dropping for a in self._host.accounts(entry.namespace)):
                 return False  # there will be room to pack it
             if not self._goes_to_disk(entry):
                 return False
@@ -158,7 +163,9 @@ class Relief:
             return self._awaited(entry.key) or residents.irreplaceable(entry, Place.HOST)
 
         shortage = account.shortage(need)
-        for entry in victims(residents, Place.HOST, account, shortage, spared, packing=False):
+        for entry in victims(
+            residents, self._host, Place.HOST, account, shortage, spared=spared, packing=False
+        ):
             if entry.kept(without=(Place.HOST,)):
                 residents.drop(entry, Place.HOST)
             elif residents.rules[entry.namespace].policy.packer_behind == "drop":

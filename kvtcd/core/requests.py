@@ -55,6 +55,9 @@ class Requests:
         for key in list(room.promotions):
             if key not in residents.transfers and self._too_large(residents.entries[key]):
                 answers.not_up(key, Reason.TOO_LARGE)
+        for key in list(room.lifts):
+            if reason := room.unliftable(residents.entries[key]):
+                answers.not_lifted(key, reason)
         answers.give_up_unsettleable()
 
     def close(self, namespace: int) -> None:
@@ -105,7 +108,7 @@ class Requests:
             self._room.promotions.setdefault(key, []).append(ticket)
         if stays:
             self._wanted(key)
-        if stays and self._policy(entry).promote.to == "gpu" and Tier.GPU in self._residents.shelves:
+        if stays and self._policy(entry).promote.lifts and not self._room.unliftable(entry):
             self._room.lifts[key] = None
 
     def _wanted(self, key: RecordKey) -> None:
@@ -143,13 +146,13 @@ class Requests:
         if not self._residents.places(key):
             self._answers.answer(ticket, Reason.NOT_FOUND)
             return
-        entry, place = self._residents.entries[key], Place.GPU if tier is Tier.GPU else Place.HOST
-        shelf = self._residents.shelves.get(tier)
-        if shelf is None or tier not in self._answers.prefetched:
+        entry = self._residents.entries[key]
+        unliftable = self._room.unliftable(entry) if tier is Tier.GPU else None
+        if tier not in self._answers.prefetched or unliftable is Reason.NO_TIER:
             self._answers.answer(ticket, Reason.NO_TIER)
-        elif entry.ready(place):
+        elif self._is_up(entry, tier):
             self._answers.answer(ticket, None)
-        elif self._too_large(entry) or shelf.footprint(entry.raw_bytes) > shelf.capacity:
+        elif unliftable or self._too_large(entry):
             self._answers.answer(ticket, Reason.TOO_LARGE)
         else:
             self._answers.prefetched[tier].add(ticket, [key])
@@ -158,6 +161,11 @@ class Requests:
                 self._room.promotions.setdefault(key, [])
             if tier is Tier.GPU:
                 self._room.lifts[key] = None
+
+    def _is_up(self, entry: Entry, tier: Tier) -> bool:
+        if tier is Tier.HOST:
+            return entry.ready(Place.HOST)
+        return entry.ready(Place.GPU) and self._residents.gpus.at_home(entry.key, entry.namespace)
 
     def settle(self, ticket: int, keys: tuple[RecordKey, ...], *, evict: bool) -> None:
         """Let blocks go to disk; with `evict`, let them be nowhere else."""

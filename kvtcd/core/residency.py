@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from kvtcd.core.entry import Copy, Entry, Kind, State, Transfer
+from kvtcd.core.devices import GpuName
+from kvtcd.core.entry import Copy, Entry, State, Transfer
 from kvtcd.core.events import Action, Drop, Found, Govern, Lost, Move
+from kvtcd.core.gpus import Gpus
+from kvtcd.core.interned import Interned
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.lineage import Lineage
 from kvtcd.core.pins import Pins
@@ -15,15 +18,13 @@ from kvtcd.core.policy import Policy
 from kvtcd.core.reason import Reason
 from kvtcd.core.shelf import Part, Shelf, marks
 
-_NUMBERS = 1 << 16
-"""Numbers to keep one object of each of."""
-
 
 class Residents:
     """All blocks and their copies, and the actions that keep the tiers in step with them.
 
     Args:
-        shelves: sums of each tier that exists; the host tier must.
+        shelves: sums of host and disk, if there is one.
+        gpus: those that hold blocks.
 
     Attributes:
         rules: what holds for each namespace.
@@ -38,8 +39,8 @@ class Residents:
         now: the catalog's clock, in whole seconds.
     """
 
-    def __init__(self, shelves: dict[Tier, Shelf]) -> None:
-        self.shelves = shelves
+    def __init__(self, shelves: dict[Tier, Shelf], gpus: Gpus) -> None:
+        self.shelves, self.gpus = shelves, gpus
         self.rules: dict[int, Govern] = {}
         self.entries: dict[RecordKey, Entry] = {}
         self.lineage = Lineage(self.entries)
@@ -53,17 +54,25 @@ class Residents:
         self.outgoing: dict[RecordKey, tuple[Place, ...]] = {}
         self.actions: list[Action] = []
         self.now = 0
-        self._parts: list[RecordKey] = []
-        self._kinds: dict[tuple[int, int, int], Kind] = {}
-        self._numbers: dict[int, int] = {}
+        self._interned = Interned()
 
     def govern(self, rules: Govern) -> None:
         """Let something hold for a namespace from now on."""
         policy = rules.policy
         self.rules[rules.namespace] = rules
         for tier, shelf in self.shelves.items():
-            share = {Tier.HOST: policy.share.host, Tier.DISK: policy.share.disk}.get(tier, 1.0)
+            share = policy.share.disk if tier is Tier.DISK else policy.share.host
             shelf.govern(rules.namespace, rules.tenant, share, marks(policy, tier), policy.evict)
+        if self.gpus.govern(rules):
+            for key in self.gpus.lifted():
+                if (entry := self.entries[key]).namespace == rules.namespace:
+                    self.let_go(entry)
+
+    @property
+    def tiers(self) -> dict[Tier, list[Shelf]]:
+        """The shelves of each tier that exists, fastest first."""
+        gpus = {Tier.GPU: list(self.gpus.shelves.values())} if self.gpus.shelves else {}
+        return gpus | {tier: [shelf] for tier, shelf in self.shelves.items()}
 
     def mark(self, policy: Policy) -> None:
         """Set the marks of the whole tiers."""
@@ -73,9 +82,10 @@ class Residents:
     def ungovern(self, namespace: int) -> None:
         """Forget a namespace that has no blocks."""
         self.rules.pop(namespace, None)
-        self._kinds = {kind: kind for kind in self._kinds.values() if kind.namespace != namespace}
+        self._interned.forget(namespace)
         for shelf in self.shelves.values():
             shelf.ungovern(namespace)
+        self.gpus.ungovern(namespace)
 
     def places(self, key: RecordKey) -> tuple[Place, ...]:
         """Return the places that can serve a block, fastest first; a block on its way in is not served."""
@@ -100,33 +110,23 @@ class Residents:
         """Tell whether the blocks of a namespace may go to disk."""
         return Tier.DISK in self.shelves and self.rules[namespace].on_disk
 
-    def part(self, size: int) -> list[RecordKey]:
-        """Return the next keys of a round through all blocks; some may have gone since it began."""
-        self._parts = self._parts or list(self.entries)
-        part = self._parts[-size:]
-        del self._parts[-size:]
-        return part
-
     def admit(self, entry: Entry, place: Place, nbytes: int) -> None:
         """Take in a block with its first copy."""
-        entry.kind = self._kinds.setdefault(entry.kind, entry.kind)
-        entry.position = self._shared(entry.position)
+        entry.kind = self._interned.kind(*entry.kind)
+        entry.position = self._interned.number(entry.position)
         self._enter(entry)
         self._fill(entry, place, nbytes)
 
     def recover(self, found: Sequence[Found]) -> None:
         """Take in blocks that lie on disk: a million at a start, so what can be done once for many is."""
         shelf, booked, entries = self.shelves[Tier.DISK], Counter[int](), self.entries
-        parts, kinds = shelf.parts[Place.DISK], self._kinds
+        parts, interned = shelf.parts[Place.DISK], self._interned
         for key, namespace, tokens, raw_bytes, nbytes, parent, position, ttl in found:
             expires = None if ttl is None else self.now + ttl
-            kind = kinds.get((namespace, tokens, raw_bytes))
-            if kind is None:
-                kind = Kind(namespace, tokens, raw_bytes)
-                kinds[kind] = kind
-            entry = Entry(key, kind, self._shared(position), parent, expires)
+            kind = interned.kind(namespace, tokens, raw_bytes)
+            entry = Entry(key, kind, interned.number(position), parent, expires)
             self._enter(entry)
-            entry.disk = copy = Copy(entry, State.READY, self._shared(nbytes))
+            entry.disk = copy = Copy(entry, State.READY, interned.number(nbytes))
             parts[namespace].insert(copy)
             booked[namespace] += nbytes
             if entry.parent is not None and (above := entries.get(entry.parent)) is not None:
@@ -146,35 +146,34 @@ class Residents:
                 entry.near_children += sum(child.ready(p) for p in MEMORY)
 
     def _fill(self, entry: Entry, place: Place, nbytes: int) -> None:
-        entry.put(place, Copy(entry, State.FILLING, self._shared(nbytes)))
-        self.shelves[place.tier].book(entry.namespace, nbytes)
+        if place is Place.GPU:
+            self.gpus.enter(entry.key, entry.namespace)
+        entry.put(place, Copy(entry, State.FILLING, self._interned.number(nbytes)))
+        self._shelf(entry, place).book(entry.namespace, nbytes)
 
     def ready(self, entry: Entry, place: Place, nbytes: int | None = None) -> None:
         """Make a FILLING copy READY, accounted with `nbytes` if its true size is known only now."""
-        copy, shelf = self._copy(entry, place), self.shelves[place.tier]
+        copy, shelf = self._copy(entry, place), self._shelf(entry, place)
         if nbytes is not None:
             size = shelf.footprint(nbytes)
             shelf.book(entry.namespace, size - copy.nbytes)
-            copy.nbytes = self._shared(size)
+            copy.nbytes = self._interned.number(size)
         copy.state = State.READY
         self._seats(entry, place).insert(copy)
         if (parent := self._parent(entry)) is not None:
             parent.children += 1
             parent.near_children += place in MEMORY
 
-    def _shared(self, number: int) -> int:
-        """Return the one object for a number: there are few sizes and positions, but many blocks."""
-        if len(self._numbers) > _NUMBERS:
-            self._numbers.clear()
-        return self._numbers.setdefault(number, number)
-
     def _copy(self, entry: Entry, place: Place) -> Copy:
         copy = entry.at(place)
         assert copy is not None, "there is such a copy"
         return copy
 
+    def _shelf(self, entry: Entry, place: Place) -> Shelf:
+        return self.gpus.where(entry.key) if place is Place.GPU else self.shelves[place.tier]
+
     def _seats(self, entry: Entry, place: Place) -> Part:
-        return self.shelves[place.tier].parts[place][entry.namespace]
+        return self._shelf(entry, place).parts[place][entry.namespace]
 
     def _parent(self, entry: Entry) -> Entry | None:
         return None if entry.parent is None else self.entries.get(entry.parent)
@@ -201,7 +200,11 @@ class Residents:
         self.transfers[entry.key] = transfer
         self._leaves(entry, transfer, 1)
         after = self.lineage.after(entry.key)
-        self.actions.append(Move(entry.key, transfer.source, transfer.target, after, lossless))
+        device = self._device(entry, transfer.source, transfer.target)
+        self.actions.append(Move(entry.key, transfer.source, transfer.target, after, lossless, device))
+
+    def _device(self, entry: Entry, *places: Place) -> GpuName | None:
+        return self.gpus.where(entry.key).device if Place.GPU in places else None
 
     def end(self, entry: Entry) -> Transfer:
         """Note that the move of a block has ended, either way."""
@@ -223,9 +226,9 @@ class Residents:
             self._seats(entry, place).discard(copy)
             self._one_child_less(entry, place)
         copy.state = State.DROPPING
-        self.shelves[place.tier].drop(entry.namespace, copy.nbytes)
+        self._shelf(entry, place).drop(entry.namespace, copy.nbytes)
         if not self.pins.at(entry.key, place):
-            self.actions.append(Drop(entry.key, place))
+            self.actions.append(Drop(entry.key, place, self._device(entry, place)))
 
     def _one_child_less(self, entry: Entry, place: Place) -> None:
         parent = self._parent(entry)
@@ -260,7 +263,7 @@ class Residents:
         key = entry.key
         if key in self.transfers:
             return
-        if not entry.kept() and entry.ready(Place.GPU):
+        if entry.ready(Place.GPU) and not (entry.kept() and self.gpus.at_home(key, entry.namespace)):
             self.drop(entry, Place.GPU)
         if key in self.pins:
             return
@@ -275,10 +278,12 @@ class Residents:
 
     def dropped(self, entry: Entry, place: Place) -> None:
         """Note that a copy is gone; a block without copies is forgotten."""
-        copy, shelf, key = self._copy(entry, place), self.shelves[place.tier], entry.key
+        copy, shelf, key = self._copy(entry, place), self._shelf(entry, place), entry.key
         entry.put(place, None)
         shelf.book(entry.namespace, -copy.nbytes)
         shelf.drop(entry.namespace, -copy.nbytes)
+        if place is Place.GPU:
+            self.gpus.leave(key)
         if not any(entry.at(left) for left in self.outgoing.get(key, ())):
             self.outgoing.pop(key, None)
         if not entry.copies:

@@ -36,7 +36,7 @@ class Room:
         puts: by ticket.
         promotions: the tickets of those who wait for each block to come up.
         demotions: blocks to copy to disk.
-        lifts: blocks to copy to the GPU.
+        lifts: blocks to copy to the GPU that is the home of their namespace.
         refills: blocks whose packed copy may come up from disk if there is room.
         passing: blocks that come up for a reader, but do not stay.
         descending: moves down that run.
@@ -107,22 +107,35 @@ class Room:
             return Reason.NO_TIER
         return None if self.fits_ever(entry, Place.DISK) else Reason.TOO_LARGE
 
+    def unliftable(self, entry: Entry) -> Reason | None:
+        """Return why a block can never be on a GPU, None if it can."""
+        home = self._residents.gpus.home(entry.namespace)
+        if home is None:
+            return Reason.NO_TIER
+        return Reason.TOO_LARGE if home.footprint(entry.raw_bytes) > home.capacity else None
+
     # The pass -----------------------------------------------------------------------------------------------
 
-    def start_lifts(self) -> int:
-        """Copy to the GPU what finds room there; return the bytes the first one without room needs."""
-        gpu = self._residents.shelves[Tier.GPU]
+    def start_lifts(self) -> dict[Shelf, int]:
+        """Copy to GPUs what finds room at home; return what the first one without room on each needs."""
+        residents, wanted = self._residents, dict[Shelf, int]()
         for key in list(self.lifts):
-            entry = self._residents.entries[key]
-            need = gpu.footprint(entry.raw_bytes)
-            if need > gpu.capacity or (entry.gpu and entry.gpu.state is not State.DROPPING):
-                del self.lifts[key]
-            elif not entry.gpu and entry.ready(Place.HOST) and key not in self._residents.transfers:
-                if gpu.tight(entry.namespace, need):
-                    return need
-                del self.lifts[key]
-                self._residents.begin(entry, Transfer(Place.HOST, Place.GPU, leaving=False), need)
-        return 0
+            entry = residents.entries[key]
+            home = residents.gpus.home(entry.namespace)
+            assert home is not None, "who has no home waits for none"
+            if entry.gpu and entry.gpu.state is not State.DROPPING:
+                if residents.gpus.at_home(key, entry.namespace):
+                    del self.lifts[key]
+            elif not entry.gpu and entry.ready(Place.HOST) and key not in residents.transfers:
+                need = home.footprint(entry.raw_bytes)
+                if home in wanted or home.tight(entry.namespace, need):
+                    wanted.setdefault(home, need)
+                    if len(wanted) == len(residents.gpus.shelves):
+                        break
+                else:
+                    del self.lifts[key]
+                    residents.begin(entry, Transfer(Place.HOST, Place.GPU, leaving=False), need)
+        return wanted
 
     def start_promotions(self, wanted: dict[Account, int]) -> None:
         """Start what finds room on the host; note what the first one without room needs."""

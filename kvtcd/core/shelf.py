@@ -1,10 +1,11 @@
-"""One tier: its bytes, in all and of each tenant and namespace, and who goes first in it."""
+"""One tier, or one GPU: its bytes, in all and of each tenant and namespace, and who goes first in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvtcd.core.account import Account
+from kvtcd.core.devices import GpuName
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Amount, DiskTier, Evict, HostTier, Policy, Share
@@ -96,7 +97,7 @@ class Marks:
 
 
 class Shelf:
-    """One tier.
+    """One tier; of the GPU tier, one device.
 
     Args:
         tier: which.
@@ -105,6 +106,7 @@ class Shelf:
         sightings: the catalog's.
         granule: bytes that room is given out in.
         tenant_share: what one tenant may have of it.
+        device: the GPU, if it is one.
 
     Attributes:
         whole: the account of all copies.
@@ -120,8 +122,9 @@ class Shelf:
         *,
         granule: int = 1,
         tenant_share: Amount = 1.0,
+        device: GpuName | None = None,
     ) -> None:
-        self.tier, self.granule = tier, granule
+        self.tier, self.granule, self.device = tier, granule, device
         self.whole = Account(capacity, marks.high, marks.low)
         self.parts: dict[Place, dict[int, Part]] = {place: {} for place in Place if place.tier is tier}
         self._sightings, self._marks = sightings, marks
@@ -245,16 +248,8 @@ def _marks(tier: HostTier | DiskTier) -> Marks:
 
 
 def marks(policy: Policy, tier: Tier) -> Marks:
-    """Return what a policy says of a tier; a GPU is filled to the brim: dropping its copies costs nothing."""
-    match tier:
-        case Tier.GPU:
-            return Marks()
-        case Tier.HOST:
-            return _marks(policy.host)
-        case Tier.DISK:
-            return _marks(policy.disk)
-        case Tier.REMOTE:
-            raise AssertionError("the catalog does not know what is there")
+    """Return what a policy says of host or disk."""
+    return _marks(policy.disk if tier is Tier.DISK else policy.host)
 
 
 def shelves(
@@ -263,23 +258,20 @@ def shelves(
     *,
     host: int,
     disk: int = 0,
-    gpu: int = 0,
     granule: int = 1,
     tenants: Share = Share(),  # noqa: B008 - a frozen value
 ) -> dict[Tier, Shelf]:
-    """Return the tiers that exist.
+    """Return the host tier, and that of the disk if there is one.
 
     Args:
         policy: the one that matches all: its marks are those of the whole tiers.
         sightings: the catalog's.
         host: bytes of the host tier.
         disk: bytes of the disk tier; 0: there is none.
-        gpu: bytes of the GPU tier; 0: there is none.
         granule: bytes that memory is given out in.
         tenants: what one tenant may have.
     """
-    sizes = {Tier.GPU: (gpu, granule, 1.0), Tier.HOST: (host, granule, tenants.host)}
-    sizes[Tier.DISK] = (disk, 1, tenants.disk)
+    sizes = {Tier.HOST: (host, granule, tenants.host), Tier.DISK: (disk, 1, tenants.disk)}
     return {
         tier: Shelf(tier, capacity, marks(policy, tier), sightings, granule=unit, tenant_share=share)
         for tier, (capacity, unit, share) in sizes.items()

@@ -12,7 +12,7 @@ from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
 from kvtcd.core.replacement import Seat
 from kvtcd.core.residency import Residents
-from kvtcd.core.shelf import Part
+from kvtcd.core.shelf import Part, Shelf
 
 MOST = 16
 """Blocks that one search names."""
@@ -20,11 +20,12 @@ MOST = 16
 
 def victims(
     residents: Residents,
+    shelf: Shelf,
     place: Place,
     account: Account,
     excess: int,
-    spared: Callable[[Entry], bool] = lambda _: False,
     *,
+    spared: Callable[[Entry], bool] = lambda _: False,
     packing: bool = True,
     without: frozenset[int] = frozenset(),
 ) -> list[Entry]:
@@ -41,6 +42,7 @@ def victims(
 
     Args:
         residents: who is where.
+        shelf: the tier, or the GPU.
         place: where from.
         account: whose namespaces.
         excess: bytes.
@@ -52,7 +54,7 @@ def victims(
         return []
     chosen: list[Entry] = []
     namespaces = account.namespaces - without
-    for entry in _Search(residents, place, account, namespaces, spared, packing=packing):
+    for entry in _Search(residents, shelf, place, account, namespaces, spared=spared, packing=packing):
         chosen.append(entry)
         excess -= entry.copies[place].nbytes
         if excess <= 0 or len(chosen) == MOST:
@@ -64,17 +66,18 @@ class _Search:
     def __init__(
         self,
         residents: Residents,
+        shelf: Shelf,
         place: Place,
         account: Account,
         namespaces: set[int],
-        spared: Callable[[Entry], bool],
         *,
+        spared: Callable[[Entry], bool],
         packing: bool,
     ) -> None:
         self._residents, self._place, self._spared = residents, place, spared
         self._packing = packing and place is Place.HOST
         self._leaving = account.leaving + account.dropping > 0
-        parts = residents.shelves[place.tier].parts[place]
+        self._by_namespace = parts = shelf.parts[place]
         named = (parts.get(namespace) for namespace in namespaces)
         self._parts = [part for part in named if part is not None and part.blocks]
         self._gone: dict[RecordKey, int] = {}
@@ -116,8 +119,7 @@ class _Search:
             found = parent if came else None
 
     def _held(self, entry: Entry) -> bool:
-        parts = self._residents.shelves[self._place.tier].parts[self._place]
-        part = parts.get(entry.namespace)
+        part = self._by_namespace.get(entry.namespace)
         return part in self._parts and entry.key in part.held
 
     def _leaf_wise(self, entry: Entry) -> bool:

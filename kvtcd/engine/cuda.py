@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from kvtcd.core.devices import DeviceName
+from kvtcd.core.devices import DeviceName, GpuName
 from kvtcd.core.errors import DeviceLost
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage, Stages, Watch
@@ -162,14 +162,26 @@ def _fail(event: CudaEvent[U], error: BaseException) -> None:
     event.set_exception(error)
 
 
-def copies_on_cuda(device: torch.device, lost: Lost = lambda _: None) -> Stages:
-    """Return the stages of a host whose GPU holds blocks and packs none; see `CudaStream`."""
-    return replace(on_threads(), copy=Stage("copy", CudaStream("copy", device, URGENT, lost)))
+def copies_on_each(
+    devices: Mapping[GpuName, torch.device], lost: Lost = lambda _: None
+) -> dict[GpuName, Stage]:
+    """Return the stages that copy between the host and each GPU that holds blocks; see `CudaStream`.
+
+    Args:
+        devices: by name; the first one's threads bear plain names.
+        lost: as of `CudaStream`.
+    """
+    return {
+        name: Stage("copy", CudaStream("copy" + (_suffix(name) if number else ""), device, URGENT, lost))
+        for number, (name, device) in enumerate(devices.items())
+    }
 
 
-def on_cuda(
-    device: torch.device, lost: Lost = lambda _: None, *, tier: torch.device | None = None, suffix: str = ""
-) -> Stages:
+def _suffix(name: DeviceName) -> str:
+    return f"-{name.replace(':', '')}"
+
+
+def on_cuda(device: torch.device, lost: Lost = lambda _: None, *, suffix: str = "") -> Stages:
     """Return the stages of a host whose GPU does the work of the codec.
 
     A stage that launches runs on a stream of its own. One that reads what the device writes into host memory
@@ -179,15 +191,14 @@ def on_cuda(
     Args:
         device: of the codec.
         lost: as of `CudaStream`.
-        tier: the device that holds blocks, if that is another one.
         suffix: of the threads' names.
     """
 
     def thread(name: str) -> Stage:
         return Stage(name, Lane(name + suffix))
 
-    def launched(name: str, priority: int = 0, on: torch.device = device) -> Stage:
-        return Stage(name, CudaStream(name + suffix, on, priority, lost))
+    def launched(name: str, priority: int = 0) -> Stage:
+        return Stage(name, CudaStream(name + suffix, device, priority, lost))
 
     return Stages(
         read=thread("read"),
@@ -199,28 +210,23 @@ def on_cuda(
         analyze=launched("analyze"),
         deflate=launched("deflate"),
         seal=thread("seal"),
-        copy=launched("copy", URGENT, tier or device),
     )
 
 
 def on_each(
-    devices: Mapping[DeviceName, torch.device], lost: Lost = lambda _: None, *,
-    tier: torch.device | None = None,
-) -> dict[DeviceName, Stages]:  # fmt: skip
+    devices: Mapping[DeviceName, torch.device], lost: Lost = lambda _: None
+) -> dict[DeviceName, Stages]:
     """Return the stages of a host with several devices for codecs, by name, and those of its CPU, ``cpu``.
 
-    Each device has streams of its own. What reads the disk, and what copies between host and GPU tier, is one
-    for all.
+    Each device has streams of its own. What reads the disk is one for all.
 
     Args:
         devices: of codecs, at least one; the first one's threads bear plain names.
         lost: as of `CudaStream`.
-        tier: as of `on_cuda`.
     """
     (first, device), *others = devices.items()
-    main = on_cuda(device, lost, tier=tier)
+    main = on_cuda(device, lost)
     found = {first: main}
     for name, other in others:
-        stages = on_cuda(other, lost, suffix=f"-{name.replace(':', '')}")
-        found[name] = replace(stages, read=main.read, copy=main.copy)
-    return found | {"cpu": replace(on_threads("-cpu"), read=main.read, copy=main.copy)}
+        found[name] = replace(on_cuda(other, lost, suffix=_suffix(name)), read=main.read)
+    return found | {"cpu": replace(on_threads("-cpu"), read=main.read)}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.devices import GpuName
 from kvtcd.core.entry import State
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
 from kvtcd.core.events import Action, Event, Move
@@ -70,14 +72,14 @@ class Driver:
         registry: Registry,
         metrics: Metrics,
         *,
-        device: DeviceMemory | None = None,
+        gpus: Mapping[GpuName, DeviceMemory] = MappingProxyType({}),
     ) -> None:
         self.catalog = catalog
         self.origins: dict[RecordKey, Origin] = {}
         self.undropped: set[RecordKey] = set()
         self.observers: list[Observer] = []
         self._memory, self._mover, self._registry, self._metrics = memory, mover, registry, metrics
-        self._device = device
+        self._gpus = gpus
         self._tickets: dict[int, _Ticket] = {}
         self._numbers = itertools.count(1)
         self._errands = Errands(metrics)
@@ -138,8 +140,8 @@ class Driver:
                         self._start(action)
                     case ev.Drop(key, Place.DISK):
                         _ = self._errands.start("drop", self._drop(key, self._tenant_of(key)))
-                    case ev.Drop(key, place):
-                        self._free(key, place)
+                    case ev.Drop(key, place, device):
+                        self._free(key, place, device)
                         pending.append(ev.Dropped(key, place))
                     case ev.Lost(_, _, reason):
                         self._metrics.lost.labels(reason).inc()
@@ -159,15 +161,14 @@ class Driver:
         tenant = self._registry.tenants[namespace.tenant]
         if move.target is Place.HOST:
             self._memory.allocate(move.key, entry.raw_bytes)
-        elif move.target is Place.GPU and self._device:
-            self._device.allocate(move.key, entry.raw_bytes)
+        elif move.target is Place.GPU and move.device:
+            self._gpus[move.device].allocate(move.key, entry.raw_bytes)
         work = self._mover.move(move, namespace, tenant, self.origins.get(move.key))
         _ = self._errands.start("move", self._finish(move, work))
 
-    def _free(self, key: RecordKey, place: Place) -> None:
-        if place is Place.GPU:
-            assert self._device is not None, "a copy on a GPU lies in its memory"
-            self._device.free(key)
+    def _free(self, key: RecordKey, place: Place, device: GpuName | None) -> None:
+        if device:
+            self._gpus[device].free(key)
         else:
             self._memory.free(key, place.form)
         entry = self.catalog.residents.entries[key]

@@ -21,9 +21,10 @@ def show(
 ) -> None:  # fmt: skip
     """Set the gauges to what holds now."""
     residents, total = driver.catalog.residents, tally.total
-    for tier, shelf in residents.shelves.items():
-        metrics.used.labels(tier).set(shelf.whole.used)
-        metrics.capacity.labels(tier).set(shelf.capacity)
+    for tier, shelves in residents.tiers.items():
+        for shelf in shelves:
+            metrics.used.labels(tier, shelf.device or "").set(shelf.whole.used)
+            metrics.capacity.labels(tier, shelf.device or "").set(shelf.capacity)
         metrics.tier_blocks.labels(tier).set(total.blocks(tier))
     if disk := residents.shelves.get(Tier.DISK):
         metrics.withheld.set(disk.withheld)

@@ -100,5 +100,4 @@ def on_threads(suffix: str = "") -> Stages:
         analyze=Stage("analyze", analyze),
         deflate=Stage("deflate", deflate),
         seal=Stage("seal", deflate),
-        copy=Stage("copy", Lane("copy" + suffix)),
     )

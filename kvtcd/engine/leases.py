@@ -157,4 +157,6 @@ class Leases:
             del self._of[tenant]
 
     def _most(self) -> float:
-        return SHARE * sum(shelf.capacity for shelf in self._driver.catalog.residents.shelves.values())
+        return SHARE * sum(
+            shelf.capacity for each in self._driver.catalog.residents.tiers.values() for shelf in each
+        )

@@ -150,8 +150,8 @@ class Metrics:
         self.devices_failed = self.counter(
             "failed_devices", "GPUs that failed under the memory of clients that was open on them"
         )
-        self.used = self.gauge("used_bytes", "Bytes in use", "tier")
-        self.capacity = self.gauge("capacity_bytes", "Bytes at most", "tier")
+        self.used = self.gauge("used_bytes", "Bytes in use, of each GPU by itself", "tier", "device")
+        self.capacity = self.gauge("capacity_bytes", "Bytes at most, of each GPU by itself", "tier", "device")
         self.pinned = self.gauge(
             "host_pinned", "Share of host memory that a GPU copies from and to on its own"
         )

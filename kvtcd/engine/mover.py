@@ -4,6 +4,7 @@ Every way is a pipeline, so that the stages of successive blocks overlap::
 
     up      read | check | inflate | synthesize | scatter
     down    gather | analyze | deflate | seal | commit
+    copy    to or from a GPU, each of them by itself
 
 A blob that is packed already moves as it is: what lies between its ends is left out, but never its check. The
 last stage of a way to disk is the writer's, which commits several records at once; by then a block has left
@@ -20,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvtcd.core.devices import DeviceName
+from kvtcd.core.devices import DeviceName, GpuName
 from kvtcd.core.errors import (
     Corrupt,
     DeviceLost,
@@ -39,14 +40,15 @@ from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.packing import Packer
 from kvtcd.engine.pipeline import Flight, Pipeline
-from kvtcd.engine.ports import DeviceMemory, Memory, PutRecord, Scratch
+from kvtcd.engine.ports import Memory, PutRecord, Scratch
 from kvtcd.engine.steps import Origin, Record
-from kvtcd.engine.streams import Stages, Watch
+from kvtcd.engine.streams import Gpu, Stages, Watch
 from kvtcd.engine.timeline import Span
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
 _NOWHERE_ELSE: Mapping[DeviceName, Stages] = MappingProxyType({})
+_NONE: Mapping[GpuName, Gpu] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
@@ -73,7 +75,7 @@ class Mover:
 
     Args:
         memory: the host tier.
-        device: the GPU tier; None without one.
+        gpus: those that hold blocks, by device.
         put_record: makes a record for the disk tier.
         stages: where the stages run.
         elsewhere: where those of codecs run that work on another device, by its name.
@@ -99,11 +101,11 @@ class Mover:
         scratch: Callable[[], Scratch],
         metrics: Metrics,
         footprint: Callable[[int, int], int],
-        device: DeviceMemory | None = None,
+        gpus: Mapping[GpuName, Gpu] = _NONE,
         observers: Sequence[Callable[[Span], None]] = (),
         tracer: Tracer | None = None,
     ) -> None:
-        self._memory, self._device, self._put_record = memory, device, put_record
+        self._memory, self._gpus, self._put_record = memory, gpus, put_record
         self._metrics, self._footprint, self._tracer = metrics, footprint, tracer
         self.packed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
@@ -113,6 +115,7 @@ class Mover:
         self._packer = Packer(memory, stages, elsewhere, metrics)
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
+        self._copies = {device: Pipeline("copy", [scratch() for _ in range(DEPTH)], told) for device in gpus}
 
     async def move(self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None) -> Outcome:
         """Carry out one move; `origin` is known of every block with a copy in memory."""
@@ -261,13 +264,13 @@ class Mover:
         return Outcome(Moved(key, envelope.raw_bytes), known)
 
     async def _copy(self, move: Move) -> Outcome:
-        """Copy a raw block between host and GPU."""
-        device, key = self._device, move.key
-        assert device is not None, "the catalog knows a GPU tier only if there is one"
+        """Copy a raw block between host and GPU; no other GPU waits for that."""
+        assert move.device is not None, "one of its places is on a GPU"
+        gpu, key = self._gpus[move.device], move.key
         pieces = self._memory.pieces(key)
-        carry = device.upload if move.target is Place.GPU else device.download
-        async with self._up.enter() as flight:
-            await flight.begin(self._stages.copy, lambda: carry(key, pieces)).end()
+        carry = gpu.memory.upload if move.target is Place.GPU else gpu.memory.download
+        async with self._copies[move.device].enter() as flight:
+            await flight.begin(gpu.copy, lambda: carry(key, pieces)).end()
         return Outcome(Moved(key, sum(piece.size for piece in pieces)))
 
 

@@ -12,7 +12,7 @@ from kvtcd.engine.driver import Driver
 from kvtcd.engine.history import EVERY_S, History, Sample
 from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.remote.tier import RemoteTier
-from kvtcd.engine.stats import Forms, NamespaceStats, Stats, TenantStats, TierStats
+from kvtcd.engine.stats import NamespaceStats, Stats, TenantStats, TierStats
 from kvtcd.engine.tally import Counts, Tally
 
 LAG_EVERY_S = 1.0
@@ -66,7 +66,7 @@ class Overview:
     async def watch(self, late: Callable[[float], object]) -> None:
         """Add to the history, without end; tell `late` each second by how many seconds the loop is late."""
         while True:
-            tiers = self._driver.catalog.residents.shelves
+            tiers = self._driver.catalog.residents.tiers
             self.history.add(Sample.of(self._uptime_s, self._tally.total, tiers))
             until = time.monotonic() + EVERY_S
             while (left := until - (begun := time.monotonic())) > 0:
@@ -76,7 +76,7 @@ class Overview:
     def stats(self, tenant: str) -> Stats:
         """Return the daemon at this moment, as far as it concerns a tenant."""
         catalog = self._driver.catalog
-        counts = self._tally.total
+        counts, tiers = self._tally.total, catalog.residents.tiers
         known = self._registry.tenants.get(tenant)
         return Stats(
             boot_id=self._boot_id,
@@ -85,10 +85,7 @@ class Overview:
             waiting=self._driver.waiting,
             moving=len(catalog.residents.transfers),
             demoting=catalog.room.descending,
-            tiers={
-                str(tier): TierStats(shelf.capacity, shelf.withheld, shelf.whole.used, Forms.of(counts, tier))
-                for tier, shelf in catalog.residents.shelves.items()
-            },
+            tiers={str(tier): TierStats.of(counts, tier, shelves) for tier, shelves in tiers.items()},
             namespaces=sum(not namespace.trial for namespace in self._registry.all()),
             misses=counts.misses,
             fetched=counts.fetched,
@@ -96,7 +93,7 @@ class Overview:
             damaged=dict(self._damaged()),
             remote=self._remote.stats() if self._remote else None,
             own={
-                ns.name: NamespaceStats.of(self._tally.of(ns.number), catalog.residents.shelves)
+                ns.name: NamespaceStats.of(self._tally.of(ns.number), tiers)
                 for ns in (known.namespaces.values() if known else ())
                 if not ns.trial
             },
@@ -104,7 +101,7 @@ class Overview:
 
     def tenants(self) -> list[TenantStats]:
         """Return what each tenant has, and what he found."""
-        tiers = list(self._driver.catalog.residents.shelves)
+        tiers = list(self._driver.catalog.residents.tiers)
         found: list[TenantStats] = []
         for name, tenant in self._registry.tenants.items():
             if tenant.guest:

@@ -94,7 +94,7 @@ class Service:
             driver,
             tenancy.registry,
             self._tally,
-            faults=lambda: self.conditions.all,
+            faults=lambda: self.conditions.all + tenancy.devices.faults,
             damaged=metrics.damage,
             remote=remote,
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from kvtcd.core.devices import GpuName
 from kvtcd.core.message import INLINE, SPARSE, Answer
 from kvtcd.core.messages import Count
 from kvtcd.core.place import Form, Place, Tier
+from kvtcd.core.shelf import Shelf
 from kvtcd.engine.remote.stats import RemoteStats
 from kvtcd.engine.tally import Counts, PlaceCounts
 
@@ -49,19 +51,57 @@ class Forms(Answer):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceStats(Answer):
+    """One GPU that holds blocks.
+
+    Attributes:
+        capacity: bytes that it may take.
+        used: bytes taken, those of copies that are filling or going included.
+        blocks: copies that can be read from it.
+    """
+
+    capacity: Count
+    used: Count
+    blocks: Count
+
+    @classmethod
+    def of(cls, shelf: Shelf) -> DeviceStats:
+        """Return what holds now."""
+        blocks = sum(part.blocks for parts in shelf.parts.values() for part in parts.values())
+        return cls(shelf.capacity, shelf.whole.used, blocks)
+
+
+@dataclass(frozen=True, slots=True)
 class TierStats(Answer):
     """One tier.
 
     Attributes:
-        capacity: bytes that it may take.
+        capacity: bytes that it may take, on all devices together.
         withheld: those of them that a device which is full does not hold.
         used: bytes taken, those of copies that are filling or going included.
+        devices: each GPU by itself; not there for other tiers.
     """
 
     capacity: Count
     withheld: Count
     used: Count
     forms: Annotated[Forms, INLINE]
+    devices: Annotated[dict[GpuName, DeviceStats] | None, SPARSE] = None
+
+    @classmethod
+    def of(cls, counts: Counts, tier: Tier, shelves: Sequence[Shelf]) -> TierStats:
+        """Return what holds now.
+
+        Args:
+            counts: of all namespaces.
+            tier: which.
+            shelves: of it.
+        """
+        return cls(
+            sum(shelf.capacity for shelf in shelves), sum(shelf.withheld for shelf in shelves),
+            sum(shelf.whole.used for shelf in shelves), Forms.of(counts, tier),
+            {shelf.device: DeviceStats.of(shelf) for shelf in shelves if shelf.device} or None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from kvtcd.engine.ports import DeviceMemory
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -79,7 +81,7 @@ async def came(event: Future[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of the two ways a block goes, up and down, and of a copy to or from a GPU.
+    """The stages of the two ways a block goes, up and down.
 
     Stages may share a stream.
     """
@@ -95,12 +97,17 @@ class Stages:
     deflate: Stage
     seal: Stage
 
-    copy: Stage
-
     def streams(self) -> tuple[Stream, ...]:
         """Return every stream once."""
         every = (
             self.read, self.check, self.inflate, self.synthesize, self.scatter,
-            self.gather, self.analyze, self.deflate, self.seal, self.copy,
+            self.gather, self.analyze, self.deflate, self.seal,
         )  # fmt: skip
         return tuple(dict.fromkeys(stage.stream for stage in every))
+
+
+class Gpu(NamedTuple):
+    """A GPU that holds blocks: its memory for them, and the stage that copies between that and the host."""
+
+    memory: DeviceMemory
+    copy: Stage

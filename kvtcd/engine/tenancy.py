@@ -18,6 +18,7 @@ from kvtcd.core.policy import Policy, governing
 from kvtcd.engine import recovery
 from kvtcd.engine.chooser import Chooser
 from kvtcd.engine.conditions import Conditions
+from kvtcd.engine.devices import Devices
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.emptying import empty, forget
 from kvtcd.engine.envelopes import found
@@ -46,6 +47,7 @@ class Tenancy:
         codecs: chooses profile and codec of a namespace.
         open_environment: opens a tenant's disk environment by the tenant tag; None without a disk tier.
         encrypt: encrypt what is packed.
+        devices: told of policies.
 
     Attributes:
         hot: blocks found at start that were raw in memory before.
@@ -64,15 +66,16 @@ class Tenancy:
         codecs: CodecFactory,
         open_environment: Callable[[str], Environment] | None,
         encrypt: bool = False,
+        devices: Devices | None = None,
     ) -> None:
-        self.registry = registry
-        self._encrypt = encrypt
+        self.registry, self.devices, self._encrypt = registry, devices or Devices(), encrypt
         self._driver, self._metrics, self._chooser = driver, metrics, Chooser(codecs, lane, metrics)
         self._policies, self._master = policies, master
         self._open_environment = open_environment
         self._changing = asyncio.Lock()
         self.hot: list[RecordKey] = []
         self.conditions = Conditions(master, registry)
+        self.devices.review(policies)
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -216,6 +219,7 @@ class Tenancy:
                 codec = await self._chooser.renewed(namespace, policy)
                 chosen.append((namespace, policy, codec, await self._chooser.hurried(namespace, policy)))
             self._policies = policies
+            self.devices.review(policies)
             self._driver.tell(ev.Mark(policies[-1]))
             for namespace, policy, codec, lossless in chosen:
                 namespace.policy, namespace.codec, namespace.lossless = policy, codec, lossless

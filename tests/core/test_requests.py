@@ -509,13 +509,13 @@ def test_nothing_is_left_of_a_namespace_that_is_gone() -> None:
 
     assert not residents.entries
     assert residents.rules.keys() == {1}
-    for shelf in residents.shelves.values():
+    for shelf in (*residents.shelves.values(), *residents.gpus.shelves.values()):
         assert shelf.whole.used == shelf.whole.leaving == shelf.whole.dropping == 0
         assert shelf.whole.namespaces == {1}
         assert shelf._namespaces.keys() == shelf._booked.keys() == {1}
         assert shelf._tenants.keys() == {"a"}
         assert all(parts.keys() == {1} for parts in shelf.parts.values())
-    assert not residents._kinds
+    assert not residents._interned._kinds
     assert not residents.lineage._orphans
 
 

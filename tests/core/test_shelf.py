@@ -160,14 +160,13 @@ def test_the_marks_of_each_tier_are_those_of_its_section() -> None:
 
     assert marks(policy, Tier.HOST) == Marks(0.7, 0.5)
     assert marks(policy, Tier.DISK) == Marks(0.8, 0.4)
-    assert marks(policy, Tier.GPU) == Marks(1.0, 1.0)
 
 
 def test_only_tiers_that_have_bytes_exist() -> None:
     sightings = Sightings(width=64)
 
     assert shelves(Policy("p"), sightings, host=0).keys() == {Tier.HOST}
-    assert shelves(Policy("p"), sightings, host=1, disk=1, gpu=1).keys() == set(Tier) - {Tier.REMOTE}
+    assert shelves(Policy("p"), sightings, host=1, disk=1).keys() == {Tier.HOST, Tier.DISK}
 
 
 # Order ------------------------------------------------------------------------------------------------------

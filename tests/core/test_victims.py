@@ -10,6 +10,7 @@ from support.invariants import checked_victims
 
 from kvtcd.core import events as ev
 from kvtcd.core.entry import Entry, Kind
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place, Tier
 from kvtcd.core.policy import Evict, EvictName, HostTier, Policy
@@ -34,7 +35,7 @@ class Tiers:
         self.sightings = Sightings(period=10**9, width=1 << 14)
         policy = Policy("p", host=HostTier(form), evict=Evict(evict, leaves_first=leaves_first))
         tiers = shelves(policy, self.sightings, host=10_000, disk=10_000, granule=1)
-        self.residents = Residents(tiers)
+        self.residents = Residents(tiers, Gpus())
         for namespace in range(1, namespaces + 1):
             self.residents.govern(ev.Govern(namespace, "tenant", policy))
         self.named = 0
@@ -59,12 +60,12 @@ class Tiers:
         return entry
 
     def victims(self, place: Place, excess: int) -> list[Entry]:
-        account = self.residents.shelves[place.tier].whole
-        return checked_victims(self.residents, place, account, excess)
+        shelf = self.residents.shelves[place.tier]
+        return checked_victims(self.residents, shelf, place, shelf.whole, excess)
 
     def evict_one(self) -> Entry:
-        account = self.residents.shelves[Tier.HOST].whole
-        (entry,) = victims(self.residents, Place.HOST, account, 1)
+        host = self.residents.shelves[Tier.HOST]
+        (entry,) = victims(self.residents, host, Place.HOST, host.whole, 1)
         self.residents.drop(entry, Place.HOST)
         self.residents.dropped(entry, Place.HOST)
         return entry
@@ -221,9 +222,10 @@ def test_an_account_of_one_namespace_names_only_its_own() -> None:
     tiers = Tiers(namespaces=2)
     tiers.add(0, namespace=1)
     other = tiers.add(1, namespace=2)
-    own = tiers.residents.shelves[Tier.HOST].accounts(2)[0]
+    host = tiers.residents.shelves[Tier.HOST]
+    own = host.accounts(2)[0]
 
-    assert victims(tiers.residents, Place.HOST, own, 5) == [other]
+    assert victims(tiers.residents, host, Place.HOST, own, 5) == [other]
 
 
 def test_a_search_ends_when_it_has_named_what_one_pass_can_use() -> None:

@@ -13,7 +13,7 @@ from support import fake_cuda
 from support.patience import PATIENCE_S
 
 from kvtcd.core.errors import DeviceLost
-from kvtcd.engine.cuda import CudaStream, copies_on_cuda, on_cuda
+from kvtcd.engine.cuda import CudaStream, copies_on_each, on_cuda
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.streams import came, occurred
 
@@ -50,12 +50,9 @@ async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monke
 
 async def test_what_someone_waits_for_goes_before_the_way_down(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda _, priority=0: SimpleNamespace(priority=priority))
-    stages = on_cuda(DEVICE)
-    own = {
-        name: getattr(stages, name).stream._stream.priority
-        for name in ("inflate", "synthesize", "copy", "analyze", "deflate")
-    }
-    for stream in stages.streams():
+    streams = [*on_cuda(DEVICE).streams(), copies_on_each({"cuda:0": DEVICE})["cuda:0"].stream]
+    own = {each.name: each._stream.priority for each in streams if isinstance(each, CudaStream)}
+    for stream in streams:
         await stream.close()
 
     assert own == {"inflate": -1, "synthesize": -1, "copy": -1, "analyze": 0, "deflate": 0}, (
@@ -148,31 +145,30 @@ async def test_the_times_of_calls_on_one_stream_do_not_overlap(monkeypatch) -> N
 
 async def test_what_launches_has_a_stream_and_what_reads_its_results_a_thread(monkeypatch) -> None:
     fake_cuda.install(monkeypatch)
-    coding, copying = on_cuda(DEVICE), copies_on_cuda(DEVICE)
-    kinds = {
-        what: {stream.name for stream in stages.streams() if isinstance(stream, CudaStream)}
-        for what, stages in (("coding", coding), ("copying", copying))
-    }
-    names = [stream.name for stream in coding.streams()]
-    for stream in (*coding.streams(), *copying.streams()):
+    streams = on_cuda(DEVICE).streams()
+    launching = {stream.name for stream in streams if isinstance(stream, CudaStream)}
+    names = [stream.name for stream in streams]
+    for stream in streams:
         await stream.close()
 
-    assert kinds["coding"] == {"inflate", "synthesize", "analyze", "deflate", "copy"}
-    assert kinds["copying"] == {"copy"}
-    assert len(set(names)) == len(names) == 10
+    assert launching == {"inflate", "synthesize", "analyze", "deflate"}
+    assert len(set(names)) == len(names) == 9
 
 
-async def test_blocks_that_lie_on_another_gpu_than_the_codec_are_copied_on_a_stream_of_that(
-    monkeypatch,
-) -> None:
+async def test_each_gpu_that_holds_blocks_has_a_stream_for_copies(monkeypatch) -> None:
     fake_cuda.install(monkeypatch)
-    told, codec, tier = [], torch.device("cuda", 1), torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, _=0: told.append(device))
-    one, both = on_cuda(codec), on_cuda(codec, tier=tier)
-    for stream in (*one.streams(), *both.streams()):
-        await stream.close()
+    devices = {f"cuda:{index}": torch.device("cuda", index) for index in (2, 0, 1)}
+    copies = copies_on_each(devices)
+    found = {
+        name: await asyncio.wrap_future(copy.stream.submit(lambda _: fake_cuda.here(), occurred(None)))
+        for name, copy in copies.items()
+    }
+    for copy in copies.values():
+        await copy.stream.close()
 
-    assert [device.index for device in told] == [1, 1, 1, 1, 1, 1, 1, 1, 1, 0], "the last one copies"
+    assert found == devices
+    assert [copy.stream.name for copy in copies.values()] == ["copy", "copy-cuda0", "copy-cuda1"]
+    assert {copy.name for copy in copies.values()} == {"copy"}
 
 
 @pytest.mark.gpu

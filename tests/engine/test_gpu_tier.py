@@ -11,16 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import fake_cuda
-from support.pipelines import KINDS
+from support.pipelines import KINDS, stream
 
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
-from kvtcd.engine.cuda import copies_on_cuda
 from kvtcd.engine.lanes import on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
+from kvtcd.engine.streams import Gpu, Stage
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Put, footprint
 from kvtcd.tiers.memory import GRANULE, HostMemory
@@ -63,10 +63,10 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
     pinned = pin(host.chunks, device.device) if kind == "cuda" else None
     for memory in {"host": [host], "device": [device], "both": [host, device]}[cut]:
         cut_up(memory)
-    stages = on_threads() if kind == "threads" else copies_on_cuda(torch.device("cuda"))
+    stages, copy = on_threads(), Stage("copy", stream(kind, "copy"))
     mover = Mover(
         memory=host, put_record=Put, stages=stages, scratch=HeapScratch, metrics=Metrics(),
-        footprint=footprint, device=device,
+        footprint=footprint, gpus={"cuda:0": Gpu(device, copy)},
     )  # fmt: skip
     data = np.random.default_rng(3).integers(0, 256, BLOCK, dtype=np.uint8)
     host.allocate(key(9), BLOCK)
@@ -75,13 +75,13 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
     bounds = np.cumsum([piece.size for piece in pieces])[:-1]
     for piece, part in zip(pieces, np.split(data, bounds), strict=True):
         piece[:] = part
-    up = await mover.move(Move(key(9), Place.HOST, Place.GPU, 0), None, None, None)
+    up = await mover.move(Move(key(9), Place.HOST, Place.GPU, 0, device="cuda:0"), None, None, None)
     for piece in pieces:
         piece[:] = 0xEE
-    down = await mover.move(Move(key(9), Place.GPU, Place.HOST, 0), None, None, None)
+    down = await mover.move(Move(key(9), Place.GPU, Place.HOST, 0, device="cuda:0"), None, None, None)
     got = np.concatenate(pieces)
-    for stream in stages.streams():
-        await stream.close()
+    for each in (*stages.streams(), copy.stream):
+        await each.close()
     if pinned is not None:
         pinned.close()
 

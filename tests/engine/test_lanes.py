@@ -80,12 +80,12 @@ async def test_an_event_that_failed_ends_what_follows_it_unrun_in_the_same_error
     assert (neighbour, seen) == ("fine", [])
 
 
-async def test_the_stages_of_a_host_run_on_six_threads() -> None:
+async def test_the_stages_of_a_host_run_on_five_threads() -> None:
     stages = on_threads()
     names = [stream.name for stream in stages.streams()]
     for stream in stages.streams():
         await stream.close()
 
-    assert names == ["read", "inflate", "synthesize", "analyze", "deflate", "copy"]
+    assert names == ["read", "inflate", "synthesize", "analyze", "deflate"]
     assert stages.check.stream is stages.inflate.stream
     assert stages.seal.name == "seal"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.codec_world import World, kv
 from support.invariants import check
+from support.stored import fetch, key, store_each
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, ToyCodec, block, soon, toy_service
 
 from kvtcd.codec.choose import codec_for
@@ -31,30 +32,6 @@ PACKING = Policy(
 )
 ROOMY = 16 * BLOCK_BYTES
 """Of `PACKING`, eight raw blocks fit below the high mark."""
-
-
-def key(number: int) -> EngineKey:
-    return EngineKey(number.to_bytes(32, "big"))
-
-
-async def store(service, ns, *heads: BlockHead, durable: bool = False) -> list[str]:
-    """Store blocks of these heads in one batch, each with the bytes of its number."""
-    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
-        for head in heads:
-            slot = await batch.reserve(head, LAYOUT.nbytes(head.tokens))
-            if slot is not None:
-                slot.write(memoryview(block(int.from_bytes(head.key, "big"), head.tokens)))
-        return [result.reason or result.outcome for result in await batch.commit()]
-
-
-async def store_each(service, ns, *numbers: int, durable: bool = False) -> None:
-    for number in numbers:
-        await store(service, ns, BlockHead(key(number), BLOCK_TOKENS, first_token=0), durable=durable)
-
-
-async def fetch(service, ns, number: int) -> bytes:
-    async with service.blocks.read(ns, key(number), b"", soon()) as lease:
-        return b"".join(bytes(piece) for piece in lease.pieces())
 
 
 def record_key(toy, ns, number: int):

@@ -137,7 +137,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_comes(tmp_path, mon
     monkeypatch.setattr("kvtcd.engine.service.TICK", 0.001)
     policy = Policy("brief", disk=DiskTier(ttl=60))
     async with toy_service(tmp_path, policy=policy) as toy:
-        monkeypatch.setattr(toy.catalog.residents, "part", lambda _: 1 / 0)
+        monkeypatch.setattr(toy.catalog, "_sweep", lambda: 1 / 0)
         await until(lambda: 'where="tick"} 3' in toy.service.metrics_text().decode())
         monkeypatch.undo()
         assert not toy.service._ticking.done()

@@ -30,6 +30,12 @@ def launch(kernel: Callable[[], object]) -> None:
     _current.stream.work.put(kernel)
 
 
+def here() -> torch.device:
+    """Return the device of the current stream."""
+    device: torch.device = _current.stream.device
+    return device
+
+
 class _AtOnce:
     @staticmethod
     def put(kernel: Callable[[], object]) -> None:

@@ -15,6 +15,7 @@ from kvtcd.core import events as ev
 from kvtcd.core.arrival import Arrival
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.entry import State
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import MEMORY, Form, Place, Tier
 from kvtcd.core.policy import Admit, DiskTier, Evict, EvictName, HostTier, Policy, Promote, Share
@@ -58,6 +59,8 @@ class World:
     """What really lies where, and what is going on: moved only by actions, as tiers would be."""
 
     bytes_at: dict[tuple[RecordKey, Place], bool] = field(default_factory=dict)
+    lifted: dict[RecordKey, str] = field(default_factory=dict)
+    """On which GPU the bytes of a block are, or come to be."""
     moves: list[ev.Move] = field(default_factory=list)
     drops: list[ev.Drop] = field(default_factory=list)
     waiting: dict[int, ev.Event] = field(default_factory=dict)
@@ -103,17 +106,19 @@ class CatalogMachine(RuleBasedStateMachine):
         on_disk=st.tuples(st.booleans(), st.just(True), st.just(True)),
         tenants=st.builds(Share, amounts, amounts),
     )
-    def start(self, host, disk, descents, granule, policy, on_disk=(True,) * 3, gpu=0, tenants=None) -> None:
+    def start(
+        self, host, disk, descents, granule, policy, on_disk=(True,) * 3, gpu=0, gpus=None, tenants=None
+    ) -> None:
         self.world = World()
-        self.ticket = 0
+        self.ticket, self.granule = 0, granule
         sightings = Sightings(period=10**9, width=1 << 10)  # wide enough to be exact
         whole = Policy("p", host=HostTier(high=0.9, low=0.6), disk=DiskTier(high=0.95, low=0.8))
-        tiers = shelves(
-            whole, sightings, host=host, disk=disk, gpu=gpu, granule=granule, tenants=tenants or Share()
-        )
+        tiers = shelves(whole, sightings, host=host, disk=disk, granule=granule, tenants=tenants or Share())
+        self.gpus = {name: size for name, size in (gpus or {"cuda:0": gpu}).items() if size}
         self.catalog = Catalog(
-            tiers, lambda nbytes: nbytes + 1, sightings, descents=descents, clock=lambda: self.world.now
-        )
+            tiers, lambda nbytes: nbytes + 1, sightings, gpus=Gpus.of(self.gpus, sightings, granule=granule),
+            descents=descents, clock=lambda: self.world.now,
+        )  # fmt: skip
         self.patch = mock.patch("kvtcd.core.relief.victims", checked_victims)
         self.patch.start()
         self.policies: dict[int, Policy] = {}
@@ -126,6 +131,11 @@ class CatalogMachine(RuleBasedStateMachine):
         self.policies[number] = policy
         self.tell(ev.Govern(number, OWNERS[number - 1], policy, self.on_disk[number - 1]))
 
+    def home(self, namespace: int) -> str | None:
+        """Return the GPU that a policy names; config.toml names the first."""
+        to = self.policies[namespace].promote.to
+        return next(iter(self.gpus), None) if to in {"host", "gpu"} else to if to in self.gpus else None
+
     def tell(self, event: ev.Event) -> None:
         self.world.moment += 1
         for action in self.catalog.handle(event):
@@ -134,7 +144,7 @@ class CatalogMachine(RuleBasedStateMachine):
                     self.granted(self.world.waiting.pop(ticket), place)
                 case ev.Deny(ticket, reason):
                     self.denied(self.world.waiting.pop(ticket), reason)
-                case ev.Move(key, source, target, after):
+                case ev.Move(key, source, target, after, _, device):
                     assert self.world.bytes_at.get((key, source)), "a move starts from bytes that are there"
                     assert not self.world.bytes_at.get((key, target)), "bytes that are there are not moved"
                     assert after >= 0
@@ -142,8 +152,13 @@ class CatalogMachine(RuleBasedStateMachine):
                     packed = any(self.world.bytes_at.get((key, p)) for p in (Place.PACKED, Place.DISK))
                     dropping = [drop for drop in self.world.drops if drop.key == key]
                     assert not (packs and packed) or dropping, "packing happens once"
+                    if target is Place.GPU:
+                        assert device == self.home(namespace_of(key)), "a block is lifted to its home"
+                        self.world.lifted[key] = device
+                    assert device == (self.world.lifted[key] if Place.GPU in (source, target) else None)
                     self.world.moves.append(action)
-                case ev.Drop(key, place):
+                case ev.Drop(key, place, device):
+                    assert device == (self.world.lifted[key] if place is Place.GPU else None)
                     assert (key, place) not in self.world.reading, "never under a reader"
                     assert all(m.key != key or m.source is not place for m in self.world.moves)
                     self.world.drops.append(action)
@@ -184,6 +199,8 @@ class CatalogMachine(RuleBasedStateMachine):
             case ev.Prefetch(_, key, tier):
                 place = Place.GPU if tier is Tier.GPU else Place.HOST
                 assert self.world.bytes_at.get((key, place)), "what was fetched ahead is there"
+                at_home = tier is Tier.HOST or self.world.lifted[key] == self.home(namespace_of(key))
+                assert at_home, "where its policy has it"
             case ev.Lease(_, keys):
                 assert all(self.catalog.places(key) for key in keys), "what is leased is there"
                 self.world.leases.append(keys)
@@ -391,6 +408,15 @@ class CatalogMachine(RuleBasedStateMachine):
         self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
         self.tell(ev.Recovered((ev.Found(key, namespace, nbytes, nbytes, nbytes, None, 0, ttl),)))
 
+    def held_by(self, device: str) -> int:
+        """Return the bytes that a GPU has allocated: those on it, and those on their way to it."""
+        filling = {move.key for move in self.world.moves if move.target is Place.GPU}
+        keys = [key for key in KEYS if self.world.bytes_at.get((key, Place.GPU)) or key in filling]
+        raw = (
+            self.catalog.residents.entries[key].raw_bytes for key in keys if self.world.lifted[key] == device
+        )
+        return sum(-(-nbytes // self.granule) * self.granule for nbytes in raw)
+
     @invariant()
     def truth(self) -> None:
         if hasattr(self, "catalog"):
@@ -398,6 +424,8 @@ class CatalogMachine(RuleBasedStateMachine):
             for key, place in self.world.reading:
                 ready = self.catalog.residents.entries[key].ready(place)
                 assert ready or (key, place) in self.world.spoilt, "3: what is read stays"
+            for device, capacity in self.gpus.items():
+                assert self.held_by(device) <= capacity, "no GPU has more than its own"
             for key in KEYS:
                 for place in self.catalog.places(key):
                     assert self.world.bytes_at.get((key, place)), "only what is there is offered"

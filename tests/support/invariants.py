@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvtcd.core.entry import State
 from kvtcd.core.place import BASES, MEMORY, Form, Place, Tier
+from kvtcd.core.shelf import Shelf
 from kvtcd.core.victims import MOST, victims
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
 def check(catalog: Catalog) -> None:
     """Assert every invariant; the messages name the rule of `core.catalog` that is broken."""
     residents, room = catalog.residents, catalog.room
-    used, leaving, dropping = (
-        Counter[tuple[Tier, int]](),
-        Counter[tuple[Tier, int]](),
-        Counter[tuple[Tier, int]](),
-    )
+    used, leaving, dropping = (Counter[tuple[Shelf, int]]() for _ in range(3))
     descending = 0
     for key, entry in residents.entries.items():
         assert entry.copies, "1: a block without copies is forgotten"
@@ -42,19 +39,18 @@ def check(catalog: Catalog) -> None:
             if transfer.leaving:
                 for place in (transfer.source, transfer.target):
                     if place.tier is transfer.source.tier:
-                        leaving[place.tier, entry.namespace] += entry.copies[place].nbytes
-        if entry.ready(Place.GPU) and not transfer:
-            assert entry.kept(), "1: a copy on a GPU goes with the last other one"
+                        shelf = _lies(residents, entry, place)
+                        leaving[shelf, entry.namespace] += entry.copies[place].nbytes
         if room.promotions.get(key):
             assert not entry.ready(Place.HOST), "nobody waits for what is there"
             assert key not in residents.doomed
         for place, copy in entry.copies.items():
-            used[place.tier, entry.namespace] += copy.nbytes
+            shelf = _lies(residents, entry, place)
+            used[shelf, entry.namespace] += copy.nbytes
+            dropping[shelf, entry.namespace] += copy.nbytes * (copy.state is State.DROPPING)
             assert (copy.rank is not None) == (copy.state is State.READY), (
                 "the order knows exactly the READY copies"
             )
-            if copy.state is State.DROPPING:
-                dropping[place.tier, entry.namespace] += copy.nbytes
             if copy.state is State.FILLING and not transfer:
                 assert place in (Place.HOST, Place.PACKED), "only puts and transfers fill"
         leaves = residents.outgoing.get(key, ())
@@ -67,9 +63,11 @@ def check(catalog: Catalog) -> None:
         assert set(continuing) == set(residents.lineage.children(key))
         assert entry.children == sum(child.ready(place) for child in continuing for place in Place)
         assert entry.near_children == sum(child.ready(place) for child in continuing for place in MEMORY)
-    for tier, shelf in residents.shelves.items():
-        _check_shelf(residents, tier, used, leaving, dropping)
-        assert shelf.whole.used <= shelf.capacity, "5: room is reserved before bytes move"
+    for shelves in residents.tiers.values():
+        for shelf in shelves:
+            _check_shelf(residents, shelf, used, leaving, dropping)
+            assert shelf.whole.used <= shelf.capacity, "5: room is reserved before bytes move"
+    _check_gpus(catalog)
     assert descending == room.descending
     known = residents.entries.keys()
     assert residents.transfers.keys() | residents.superseding.keys() <= known
@@ -85,23 +83,40 @@ def check(catalog: Catalog) -> None:
         assert put.nbytes <= residents.shelves[Tier.HOST].capacity
 
 
+def _check_gpus(catalog: Catalog) -> None:
+    residents, entries = catalog.residents, catalog.residents.entries
+    assert {key for key, entry in entries.items() if entry.gpu} == set(residents.gpus.lifted())
+    for key in residents.gpus.lifted():
+        if entries[key].ready(Place.GPU) and key not in residents.transfers:
+            assert entries[key].kept(), "1: a copy on a GPU goes with the last other one"
+            assert residents.gpus.at_home(key, entries[key].namespace), "6: a copy lies at home"
+    for key in catalog.room.lifts:
+        assert not catalog.room.unliftable(entries[key]), "who waits for a GPU can be on one"
+
+
+def _lies(residents: Residents, entry: Entry, place: Place) -> Shelf:
+    """Return the sums that a copy is in."""
+    return residents.gpus.where(entry.key) if place is Place.GPU else residents.shelves[place.tier]
+
+
 def _check_shelf(
     residents: Residents,
-    tier: Tier,
-    used: Counter[tuple[Tier, int]],
-    leaving: Counter[tuple[Tier, int]],
-    dropping: Counter[tuple[Tier, int]],
+    shelf: Shelf,
+    used: Counter[tuple[Shelf, int]],
+    leaving: Counter[tuple[Shelf, int]],
+    dropping: Counter[tuple[Shelf, int]],
 ) -> None:
-    shelf = residents.shelves[tier]
     for account in {account for n in residents.rules for account in shelf.accounts(n)}:
         booked = account.namespaces
-        assert sum(used[tier, n] for n in booked) == account.used, "sums agree with their parts"
-        assert sum(leaving[tier, n] for n in booked) == account.leaving
-        assert sum(dropping[tier, n] for n in booked) == account.dropping
+        assert sum(used[shelf, n] for n in booked) == account.used, "sums agree with their parts"
+        assert sum(leaving[shelf, n] for n in booked) == account.leaving
+        assert sum(dropping[shelf, n] for n in booked) == account.dropping
     for place, parts in shelf.parts.items():
         for namespace, part in parts.items():
             entries = {
-                k: e for k, e in residents.entries.items() if e.namespace == namespace and e.ready(place)
+                k: e
+                for k, e in residents.entries.items()
+                if e.namespace == namespace and e.ready(place) and _lies(residents, e, place) is shelf
             }
             assert part.blocks == len(entries)
             assert part.nbytes == sum(entry.copies[place].nbytes for entry in entries.values())
@@ -112,19 +127,22 @@ def _check_shelf(
 
 def checked_victims(
     residents: Residents,
+    shelf: Shelf,
     place: Place,
     account: Account,
     excess: int,
-    spared: Callable[[Entry], bool] = lambda _: False,
     *,
+    spared: Callable[[Entry], bool] = lambda _: False,
     packing: bool = True,
     without: frozenset[int] = frozenset(),
 ) -> list[Entry]:
     """Return what `victims` does, once it is clear that it may: for use in its place."""
-    chosen = victims(residents, place, account, excess, spared, packing=packing, without=without)
+    chosen = victims(
+        residents, shelf, place, account, excess, spared=spared, packing=packing, without=without
+    )
     named = account.namespaces - without
     booked = [entry for entry in residents.entries.values() if entry.namespace in named]
-    ready = {entry for entry in booked if entry.ready(place)}
+    ready = {entry for entry in booked if entry.ready(place) and _lies(residents, entry, place) is shelf}
     idle = {entry for entry in ready if not (_in_use(residents, entry, place) or spared(entry))}
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= idle, "nothing in use makes room"

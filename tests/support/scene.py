@@ -9,6 +9,7 @@ from support.invariants import check
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form, Place, Tier
 from kvtcd.core.policy import Evict, Policy, Share
@@ -41,7 +42,8 @@ class Scene:
     policies: Mapping[int, Policy] | Policy
     host: int = 100
     disk: int = 1000
-    gpu: int = 0
+    gpu: int | Mapping[str, int] = 0
+    """Of the only device, or of each by name; the first one is that of namespaces that name none."""
     descents: int = 8
     granule: int = 1
     bound: Callable[[int], int] = lambda nbytes: nbytes
@@ -67,10 +69,15 @@ class Scene:
         policies = {1: self.policies} if isinstance(self.policies, Policy) else dict(self.policies)
         sightings = Sightings(period=10**9, width=1 << 10)
         tiers = shelves(
-            self.whole or policies[min(policies)], sightings, host=self.host, disk=self.disk, gpu=self.gpu,
+            self.whole or policies[min(policies)], sightings, host=self.host, disk=self.disk,
             granule=self.granule, tenants=self.tenants,
         )  # fmt: skip
-        self.catalog = Catalog(tiers, self.bound, sightings, descents=self.descents, clock=lambda: self.now)
+        gpus = Gpus.of(
+            {"cuda:0": self.gpu} if isinstance(self.gpu, int) else self.gpu, sightings, granule=self.granule
+        )
+        self.catalog = Catalog(
+            tiers, self.bound, sightings, gpus=gpus, descents=self.descents, clock=lambda: self.now
+        )
         for number, rules in policies.items():
             self.govern(number, rules)
 
@@ -187,5 +194,11 @@ class Scene:
 
     def used(self, tier: Tier, namespace: int | None = None) -> int:
         """Return the bytes booked in a tier, of all or of one namespace."""
-        shelf = self.catalog.residents.shelves[tier]
-        return (shelf.whole if namespace is None else shelf.accounts(namespace)[0]).used
+        return sum(
+            (shelf.whole if namespace is None else shelf.accounts(namespace)[0]).used
+            for shelf in self.catalog.residents.tiers[tier]
+        )
+
+    def on_gpus(self) -> dict[str, int]:
+        """Return the bytes booked on each device."""
+        return {name: shelf.whole.used for name, shelf in self.catalog.residents.gpus.shelves.items()}

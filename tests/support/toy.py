@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from support.patience import PATIENCE_S
-from support.pipelines import engine_stages, write
+from support.pipelines import engine_stages, stream, write
 
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
@@ -21,6 +21,7 @@ from kvtcd.core.blob import CodecId, Header, Kind, Run
 from kvtcd.core.catalog import Catalog
 from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
+from kvtcd.core.gpus import Gpus
 from kvtcd.core.identity import Identity, Rope, RopeKind
 from kvtcd.core.keys import TenantKeys
 from kvtcd.core.layout import Dtype, kv_layout
@@ -29,6 +30,7 @@ from kvtcd.core.record import MAX_ENVELOPE_BYTES
 from kvtcd.core.remote.ledger import Ledger
 from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
+from kvtcd.engine.devices import Devices
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.metrics import Metrics
@@ -37,6 +39,7 @@ from kvtcd.engine.namespaces import Registry
 from kvtcd.engine.recorder import Recorder
 from kvtcd.engine.remote.build import Settings, remote_tier
 from kvtcd.engine.service import Service
+from kvtcd.engine.streams import Gpu, Stage
 from kvtcd.engine.tenancy import Tenancy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.disk import Environment, Put, footprint
@@ -44,7 +47,7 @@ from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.state import StateDirectory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
     from kvtcd.engine.mover import Tracer
@@ -157,6 +160,7 @@ class ToyService:
     catalog: Catalog
     memory: HostMemory
     codecs: list[ToyCodec]
+    gpus: dict[str, DeviceMemory]
 
 
 def _master_key(state: StateDirectory) -> bytes:
@@ -166,6 +170,11 @@ def _master_key(state: StateDirectory) -> bytes:
         path.touch(0o600)
         path.write_bytes(bytes(range(32)))
     return state.master_key()
+
+
+def capacities(gpu: int | Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of each GPU; a number is that of the only one."""
+    return ({"cuda:0": gpu} if gpu else {}) if isinstance(gpu, int) else dict(gpu)
 
 
 @asynccontextmanager
@@ -178,7 +187,7 @@ async def toy_service(
     close_s: float = PATIENCE_S,
     record: Path | None = None,
     kind: str = "threads",
-    gpu: int = 0,
+    gpu: int | Mapping[str, int] = 0,
     codec: CodecFactory | None = None,
     encrypt: bool = False,
     tracer: Tracer | None = None,
@@ -196,10 +205,14 @@ async def toy_service(
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
     sightings = Sightings(width=1 << 10)
-    device = DeviceMemory(gpu, torch.device("cpu")) if gpu else None
-    tiers = shelves(policy, sightings, gpu=gpu, host=memory.capacity, disk=disk, granule=GRANULE)
+    memories = {name: DeviceMemory(size, torch.device("cpu")) for name, size in capacities(gpu).items()}
+    gpus = {name: Gpu(each, Stage("copy", stream(kind, f"copy-{name}"))) for name, each in memories.items()}
+    tiers = shelves(policy, sightings, host=memory.capacity, disk=disk, granule=GRANULE)
     stages, lane = engine_stages(kind), Lane("profiles")
-    catalog = Catalog(tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096), sightings)
+    catalog = Catalog(
+        tiers, lambda raw: footprint(MAX_ENVELOPE_BYTES, raw + 4096), sightings,
+        gpus=Gpus.of(capacities(gpu), sightings, granule=GRANULE),
+    )  # fmt: skip
     mover = Mover(
         memory=memory,
         put_record=Put,
@@ -207,10 +220,10 @@ async def toy_service(
         scratch=HeapScratch,
         metrics=metrics,
         footprint=footprint,
-        device=device,
+        gpus=gpus,
         tracer=tracer,
     )
-    driver = Driver(catalog, memory, mover, registry, metrics, device=device)
+    driver = Driver(catalog, memory, mover, registry, metrics, gpus=memories)
     codecs: list[ToyCodec] = []
 
     def toy(identity, choice) -> ToyCodec:
@@ -229,6 +242,7 @@ async def toy_service(
         codecs=codec or toy,
         open_environment=(lambda tag: Environment(state.tenant(tag), quota=disk)) if disk else None,
         encrypt=encrypt,
+        devices=Devices(holding=memories),
     )
     tier = None
     if remote is not None:
@@ -241,7 +255,7 @@ async def toy_service(
         )  # fmt: skip
         mover.packed, mover.passed = tier.packed, tier.passed
         mover.missing = tier.profiles.fetch
-    lanes, recorder = [*stages.streams(), lane], None
+    lanes, recorder = [*stages.streams(), *(gpu.copy.stream for gpu in gpus.values()), lane], None
     if record:
         lanes.append(Lane("record"))
         recorder = await asyncio.to_thread(Recorder, record, lanes[-1], metrics)
@@ -251,7 +265,7 @@ async def toy_service(
     )  # fmt: skip
     try:
         await service.recover(await asyncio.to_thread(lambda: list(state.tenants())))
-        yield ToyService(service, catalog, memory, codecs)
+        yield ToyService(service, catalog, memory, codecs, memories)
     finally:
         await service.close(asyncio.get_running_loop().time() + close_s)
         await asyncio.to_thread(state.close)

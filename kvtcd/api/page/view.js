@@ -35,6 +35,7 @@ const FAULTS = {
   "other-key": "tenants on disk are under another master key, and nothing of theirs is served",
   "out-of-use": "disk environments failed, and are out of use until the next start",
   "remote-away": "the store that is shared with other daemons does not answer",
+  "unknown-gpu": "policies name GPUs for which the start has prepared nothing, and have to do without",
 };
 
 /** Show what is wrong while all else is served; the element is hidden while nothing is. */
@@ -49,21 +50,32 @@ export function updated(date) {
   show(at("updated"), `Figures of ${clock(date)}.`);
 }
 
+/** Return a row for each GPU of a tier that has several. */
+function devices(tier) {
+  const found = Object.entries(tier.devices ?? {});
+  return found.length < 2 ? [] : found.map(([name, device]) => [
+    `of that ${name}`,
+    [bytes(device.used), " of ", bytes(device.capacity), " (", share(device.used, device.capacity), ")"],
+    NONE, [count(device.blocks), " blocks"], NONE, NONE, NONE,
+  ]);
+}
+
 export function tiers(stats) {
-  const rows = Object.entries(stats.tiers).map(([name, tier]) => {
+  const rows = Object.entries(stats.tiers).flatMap(([name, tier]) => {
     const [raw, below] = [tier.raw?.bytes ?? 0, tier.packed?.bytes ?? 0];
     const filled = [
       { kind: "raw", value: raw }, { kind: "packed", value: below },
       { kind: "other", value: tier.used - raw - below }, { kind: "withheld", value: tier.withheld },
     ];
     const form = (counts) => (counts ? [count(counts.blocks), " blocks, ", bytes(counts.bytes)] : NONE);
-    return [
+    const whole = [
       name,
       [bytes(tier.used), " of ", bytes(tier.capacity), " (", share(tier.used, tier.capacity), ")", bar(filled, tier.capacity)],
       bytes(tier.withheld), form(tier.raw), form(tier.packed),
       ratio(tier.packed?.raw_bytes ?? 0, tier.packed?.bytes ?? 0),
       count(sum(places([tier]), (place) => place.hits)),
     ];
+    return [whole, ...devices(tier)];
   });
   show(at("tiers"), table(
     "Tiers, fastest first, all tenants together; hits since the start",
