@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.codec_world import DEFAULT, World, kv, mla
 
+from kvtcd.codec import transform as transform_module
 from kvtcd.codec.rope import Rotation
 from kvtcd.codec.transform import Transform, _product, product_dtype, rows, views
 from kvtcd.core.layout import Dtype
@@ -65,6 +66,28 @@ def test_a_gpu_gives_out_the_float32_in_which_it_has_summed_up(further):
     assert got.dtype == torch.float32
     assert got.is_contiguous()
     assert float((got - exact).abs().max() / exact.abs().max()) < 1e-5, "bfloat16 would be off by 2e-3"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("unit", [1.0, 1e-3, 1e-5])
+def test_products_of_a_float16_cache_do_not_depend_on_the_unit_of_weights(monkeypatch, dtype, unit):
+    """Weights of layers differ by 62 times, a feature by hundreds; float16 products are 18 dB off, or NaN."""
+    monkeypatch.setattr(transform_module, "product_dtype", lambda _: dtype)
+    draw = torch.Generator().manual_seed(0)
+    root = unit * torch.logspace(0, -1.8, L).repeat_interleave(H * D)
+    basis = torch.linalg.qr(torch.randn(L * H * D, R, generator=draw))[0].t()
+    encode, decode = basis * root, basis / root
+    kept = (torch.randn(T, R, generator=draw) * unit) @ decode
+    kept[:, 7] += 300 * torch.randn(T, generator=draw)
+    view = kept.view(T, L, H, D).transpose(0, 1).half()
+    transform = Transform(torch.zeros(L * H * D), encode, decode, L)
+    coefficients = transform.forward(transform.centred(view, None), R)
+    want = rows(view, None).double() @ encode.double().t()
+    assert (coefficients.t().double() - want).norm() <= 10 ** (-45 / 20) * want.norm()
+    out = torch.empty_like(view, dtype=torch.float32)
+    transform.inverse(coefficients, None, out)
+    back = coefficients.t().double() @ decode.double()
+    assert (rows(out, None).double() - back).norm() <= 10 ** (-45 / 20) * back.norm()
 
 
 def test_a_mean_ten_times_the_signal_costs_no_accuracy(affine):
