@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import importlib.util
 import os
 import re
 import shutil
@@ -194,6 +195,64 @@ def test_the_daemon_can_do_its_work_with_the_system_calls_that_the_unit_allows(t
     log = daemon.log.read_text()
     assert log.count("confined") == 2
     assert "Operation not permitted" not in log
+
+
+COMPILED = """
+import os, sys
+os.umask(0o077)
+from triton.runtime.build import compile_module_from_src
+source = '''
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, 0};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+'''
+print(compile_module_from_src(source, "launcher").__file__)
+from support.compiled_kernels import arithmetic
+from kvtcd.codec import kernels
+print(arithmetic(kernels._count, 90))
+"""
+needs_triton = pytest.mark.skipif(not importlib.util.find_spec("triton"), reason="Triton is not installed")
+
+
+def compiled(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Do what Triton does for the first launch, but for the launch: a C compiler, ptxas, and a folder."""
+    own = {name: value for name, value in os.environ.items() if name not in {"CC", "TRITON_INTERPRET"}}
+    own |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    return subprocess.run(
+        [sys.executable, "-c", CONFINED.format(calls=sorted(allowed())) + COMPILED],
+        capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=own | environment,
+    )  # fmt: skip
+
+
+@analyzes
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(not ctypes.util.find_library("seccomp"), reason="no libseccomp here")
+def test_kernels_can_be_compiled_with_the_system_calls_that_the_unit_allows(tmp_path: Path) -> None:
+    done = compiled(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "confined" in done.stdout
+    assert f"{tmp_path}/triton" in done.stdout, "and loaded from there"
+
+
+@analyzes
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(not ctypes.util.find_library("seccomp"), reason="no libseccomp here")
+def test_without_a_compiler_triton_says_so(tmp_path: Path) -> None:
+    """Then torch does the work: `fused.load`, tested beside the kernels."""
+    done = compiled(tmp_path, PATH=str(tmp_path))
+    assert done.returncode
+    assert "C compiler" in done.stderr
+
+
+def test_a_host_with_a_gpu_has_a_folder_for_kernels_that_the_unit_lets_write() -> None:
+    gpu = settings(UNITS / "drop-ins" / "gpu.conf")
+    (cache,) = gpu["CacheDirectory"]
+    assert f"TRITON_CACHE_DIR=/var/cache/{cache}/triton" in gpu["Environment"]
+    assert not {"MemoryDenyWriteExecute", "NoExecPaths"} & {*SERVICE, *gpu}, (
+        "what is compiled there is loaded"
+    )
 
 
 @pytest.mark.slow
