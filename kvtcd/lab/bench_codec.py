@@ -102,10 +102,10 @@ def command(
         transformed = [name for name in CODECS if not codecs or name in codecs]
         how = {"kernels": kernels, "graphs": graphs}
         foreseen = _foreseen(sizes, transformed, card, progress, **how) if card else []
-    if json:
-        stages_ = [{**asdict(one), "seconds": one.seconds} for one in foreseen]
-        found = {"tokens": TOKENS, **asdict(figures), "card": card, **how, "predicted": stages_}
-        write_json(json, "bench codec", found)
+        if json:
+            stages_ = [{**asdict(one), "seconds": one.seconds} for one in foreseen]
+            found = {"tokens": TOKENS, **asdict(figures), "card": card, **how, "predicted": stages_}
+            write_json(json, "bench codec", found)
     for table in (*_measured(figures), *(tables(card, foreseen, figures.rows) if card else ())):
         terminal.console().print(table)
     if plot and not predict:

@@ -311,16 +311,21 @@ def test_a_device_that_is_not_there_is_not_available(device, monkeypatch, capsys
     assert accelerator_for("cpu") is None
 
 
-def test_all_is_told_to_the_device_that_was_asked_for(monkeypatch):
+def test_all_is_told_to_the_device_that_was_asked_for(monkeypatch, tmp_path):
     second, current = torch.device("cuda", 1), []
     monkeypatch.setattr(torch.cuda, "device", fake_cuda.device)
-    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_name", lambda device=None: str(device or fake_cuda.current_device())
+    )
     monkeypatch.setattr(bench_codec, "accelerator_for", lambda _: Accelerator(second))
     monkeypatch.setattr(
         bench_codec.Bench, "measure",
         lambda *_: current.append(fake_cuda.current_device()) or Figures((), ()),
     )  # fmt: skip
-    assert command("--device", "cuda:1", monkeypatch=monkeypatch) == 0
+    out = tmp_path / "figures.json"
+    assert command("--device", "cuda:1", "--json", str(out), monkeypatch=monkeypatch) == 0
+    assert json.loads(out.read_text())["machine"]["gpu"] == "cuda:1"
     assert (current, fake_cuda.current_device()) == ([second], fake_cuda.FIRST)
 
 

@@ -263,8 +263,8 @@ def kept(call: Callable[[], object], device: torch.device) -> float:
         return seen / inside
 
     spinner, interval = threading.Thread(target=spin), sys.getswitchinterval()
-    spinner.start()
     sys.setswitchinterval(_NEVER_S)
+    spinner.start()
     try:
         return rate(call) / rate(lambda: time.sleep(_SPIN_S / 10))
     finally:
