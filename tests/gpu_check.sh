@@ -22,7 +22,7 @@
 #     11 entropy     from how many chunks on the device is faster than a core
 #     12 refused     is a flipped bit under a checksum refused before the device is given anything
 #
-# and lossless (thousands of chunks, parts on the way up), overlap, versions; memory that runs out, a process that
+# and lossless (thousands of chunks, parts on the way up), overlap, straight (decoding without the bus), versions; memory that runs out, a process that
 # ends with 70, the device of a policy, the GPU tier: tests marked `gpu`.
 #
 # Leaves in OUT report.json, which has all of it, and what that is made of: tests.xml, tests.txt, figures.json (part by
@@ -71,7 +71,7 @@ step "codecs without kernels" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds
   --json "$out/codec-no-kernels.json"
 step "codecs without graphs" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds 3 --no-graphs \
   --json "$out/codec-no-graphs.json"
-step "overlap" 15 "${figures[@]}" overlap
+step "overlap" 25 "${figures[@]}" overlap straight
 step "speeds" 30 "${figures[@]}" speeds # last, since it takes the time that is left
 
 step "report" 10 "$python" -m support.gpu_report "$out"

@@ -204,6 +204,7 @@ def twin(monkeypatch):
         (gpu_figures, "lossless"): (300,),
         (gpu_figures, "refused"): (100,),
         (gpu_figures, "overlap"): (2, 0.001),
+        (gpu_figures, "straight"): ([(512, 64)],),
     }
     manners, speeds = gpu_nvcomp.manners, gpu_nvcomp.speeds
     monkeypatch.setattr(gpu_nvcomp, "speeds", lambda *most: speeds(*most, chunks=(8192,), batches=(2, 5)))
@@ -277,6 +278,8 @@ def test_every_part_runs_and_is_written_and_shown(tmp_path, ran, capsys) -> None
     assert [(row["codec_on"], row["nvcomp"]) for row in found["lossless"]] == [("cpu", False), ("cuda", True)]
     assert all(row["chunks"] > 256 for row in found["lossless"])
     assert len(found["refused"]) == 7
+    assert [row["codec"] for row in found["straight"]] == ["kvtc", "kvtc2"]
+    assert all(row["host_gb_s"] > 0 and row["straight_gb_s"] > 0 for row in found["straight"])
     modules = (gpu_figures, gpu_nvcomp, gpu_run, gpu_versions)
     assert {
         (module.__file__, function.__name__) for module in modules for function in own(module)

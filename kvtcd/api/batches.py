@@ -198,15 +198,21 @@ async def get(request: web.Request) -> web.StreamResponse:
 async def _into_region(request: web.Request, target: Target, asked: RegionGet) -> web.Response:
     keys = _bounded(request, [block.key for block in asked.blocks])
     parts = [request.app[REGIONS].part(target.tenant, asked.region, block.span) for block in asked.blocks]
-    landed = []
+    landed, patience = [], request.app[LIMITS].stall_s
     with request.app[IN_FLIGHT].take(target.tenant, _read_ahead(target, keys)), suppress(DeadlineExceeded):
-        leases = request.app[SERVICE].blocks.read_many(target.namespace, keys, target.salt, target.deadline)
+        leases = request.app[SERVICE].blocks.read_many(
+            target.namespace,
+            keys,
+            target.salt,
+            target.deadline,
+            [part.destination(patience) for part in parts],
+        )
         async with aclosing(leases):
             async for key, lease in leases:
                 if lease is None:
                     landed.append(Landed(Found(key)))
                 else:
-                    await parts[len(landed)].take(lease, request.app[LIMITS].stall_s)
+                    await parts[len(landed)].take(lease, patience)
                     landed.append(Landed(Found(key, lease.tokens, lease.tier), lease.nbytes))
     landed += [Landed(Found(key)) for key in keys[len(landed) :]]
     return json_response(AllLanded(tuple(landed)))

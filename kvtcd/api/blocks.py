@@ -105,7 +105,9 @@ async def get(request: web.Request) -> web.StreamResponse:
     target, limits = Target.of(request), request.app[LIMITS]
     key, place = key_of(request), placed(request)
     part = request.app[REGIONS].part(target.tenant, place.region, place.span) if place else None
-    async with request.app[SERVICE].blocks.read(target.namespace, key, target.salt, target.deadline) as lease:
+    into = part.destination(limits.stall_s) if part else None
+    blocks = request.app[SERVICE].blocks
+    async with blocks.read(target.namespace, key, target.salt, target.deadline, into) as lease:
         with request.app[IN_FLIGHT].take(target.tenant, lease.nbytes):
             if part is not None:
                 await part.take(lease, limits.stall_s)

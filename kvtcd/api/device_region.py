@@ -1,4 +1,7 @@
-"""A region on a GPU: bytes go between there and the host tier without the host's copying them."""
+"""A region on a GPU: bytes go between there and the host tier without the host's copying them.
+
+Blocks that are unpacked by the codec of the same GPU never come to the host; see `Part.destination`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from kvtcd.api.region import Region, View
+from kvtcd.api.region import Region, View, require_room
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.device_errors import DeviceUnshared
-from kvtcd.core.errors import BadRequest
 from kvtcd.core.regions import Span
 from kvtcd.cuda.imports import Imported, Imports
 from kvtcd.engine.lanes import Lane
@@ -51,17 +54,24 @@ class _DeviceView:
     def __init__(self, imports: Imports, memory: Imported, span: Span) -> None:
         self._imports, self._memory, self._span = imports, memory, span
 
+    @property
+    def there(self) -> DeviceBytes | None:
+        found = self._memory.at(self._span.offset, self._span.length)
+        return found if found.aligned else None
+
+    def ready(self) -> bool:
+        return self._imports.has_come(self._memory)
+
     def fill(self, slot: Slot) -> bool:
-        if not self._imports.has_come(self._memory):
+        if not self.ready():
             return False
         self._imports.read(self._memory, self._span.offset, _extents(slot.spaces()))
         slot.filled()
         return True
 
     def take(self, lease: Lease) -> bool:
-        if lease.nbytes > self._span.length:
-            raise BadRequest("length", f"{lease.nbytes} bytes do not fit into {self._span.length}")
-        if not self._imports.has_come(self._memory):
+        require_room(lease.nbytes, self._span.length)
+        if not self.ready():
             return False
         pieces = (np.frombuffer(piece, dtype=np.uint8) for piece in lease.pieces())
         self._imports.write(self._memory, self._span.offset, _extents(pieces))

@@ -6,14 +6,17 @@ import asyncio
 import fcntl
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Protocol, TypeVar
 
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.device_errors import DeviceUnshared
 from kvtcd.core.errors import BadRequest, DeadlineExceeded, NotFound, TooLarge
 from kvtcd.core.regions import REGION, SEALS, Span
+from kvtcd.engine.destination import Destination
 from kvtcd.engine.lanes import Lane
 from kvtcd.engine.sessions import Lease, Slot
 from kvtcd.mapping import mapped
@@ -28,6 +31,13 @@ it takes to have another thread do it and to hear of it."""
 
 class View(Protocol):
     """A part of a region. Its methods block, and return False where it is not time for that yet."""
+
+    @property
+    def there(self) -> DeviceBytes | None:
+        """The part, where codecs can write it on a GPU; None: they cannot."""
+
+    def ready(self) -> bool:
+        """Tell whether its owner is done with what he has queued on it."""
 
     def fill(self, slot: Slot) -> bool:
         """Copy a block from it."""
@@ -129,7 +139,7 @@ class Part:
         another's.
 
         Args:
-            lease: on the block.
+            lease: on the block; one that has landed is there already.
             patience: seconds that the client may take to be done with what he has queued.
 
         Raises:
@@ -137,22 +147,41 @@ class Part:
             BadRequest: the part is too small.
             DeadlineExceeded: the client was not done.
         """
-        await self._do(partial(self._view.take, lease), patience)
+        if not lease.landed:
+            await self._do(partial(self._view.take, lease), patience)
+
+    def destination(self, patience: float) -> Destination | None:
+        """Return it as room for a block that is unpacked there; None where it has to be taken.
+
+        `patience`: as of `take`.
+        """
+        there = self._view.there
+        return None if there is None else _Room(self, there, patience)
+
+    @asynccontextmanager
+    async def held(self, patience: float) -> AsyncIterator[None]:
+        """Have it to write to while it is entered; raises what `take` does."""
+        with self._region.in_use():
+            await self._done(self._view.ready, patience)
+            yield
 
     async def _do(self, call: Callable[[], bool], patience: float) -> None:
+        with self._region.in_use():
+            await self._done(call, patience)
+
+    async def _done(self, call: Callable[[], bool], patience: float) -> None:
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
-        with self._region.in_use():
-            try:
-                while not await self._run(call):
-                    if self._region.ended:
-                        raise NotFound(REGION)
-                    if loop.time() >= until:
-                        raise DeadlineExceeded("what was queued on the region before", patience)
-                    await asyncio.sleep(ASK_S)
-            except DeviceUnshared as error:
-                self._region.broken(error)
-                raise NotFound(REGION) from error
+        try:
+            while not await self._run(call):
+                if self._region.ended:
+                    raise NotFound(REGION)
+                if loop.time() >= until:
+                    raise DeadlineExceeded("what was queued on the region before", patience)
+                await asyncio.sleep(ASK_S)
+        except DeviceUnshared as error:
+            self._region.broken(error)
+            raise NotFound(REGION) from error
 
     async def _run(self, call: Callable[[], bool]) -> bool:
         if not self._off_loop:
@@ -166,6 +195,30 @@ class Part:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             raise
+
+
+class _Room:
+    """A part of a region on a GPU, as a `Destination`."""
+
+    def __init__(self, part: Part, there: DeviceBytes, patience: float) -> None:
+        self._part, self._there, self._patience = part, there, patience
+        self.gpu = there.gpu
+
+    @asynccontextmanager
+    async def held(self, nbytes: int) -> AsyncIterator[DeviceBytes]:
+        require_room(nbytes, self._there.nbytes)
+        async with self._part.held(self._patience):
+            yield replace(self._there, nbytes=nbytes)
+
+
+def require_room(nbytes: int, there: int) -> None:
+    """Refuse a part of `there` bytes that a block does not fit into.
+
+    Raises:
+        BadRequest: so it is.
+    """
+    if nbytes > there:
+        raise BadRequest("length", f"{nbytes} bytes do not fit into {there}")
 
 
 class HostRegion(Region):
@@ -215,6 +268,10 @@ class HostRegion(Region):
 class _HostView:
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
+        self.there = None
+
+    def ready(self) -> bool:
+        return True
 
     def fill(self, slot: Slot) -> bool:
         slot.write(self._memory)

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvtcd.codec.choices import choice_for
 from kvtcd.codec.coded import Coder
 from kvtcd.codec.encoders import encoder_for, expected_kl
+from kvtcd.codec.foreign import Foreign
 from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.lossless import Lossless
 from kvtcd.codec.pages import PagedDecoder, PagedEncoder, page_map
@@ -27,6 +28,7 @@ from kvtcd.codec.stepped import Stepped
 from kvtcd.codec.uniform import Arithmetic
 from kvtcd.codec.watch import Watched
 from kvtcd.core.blob import BasisId, Blob, CodecId, Header
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.devices import DeviceName
 from kvtcd.core.dials import DIALS
 from kvtcd.core.drift import Drift
@@ -60,14 +62,23 @@ class Inflated:
 
     symbols: Symbols
     decoder: BlobDecoder
+    foreign: Foreign | None = None
 
-    def synthesize(self, out: npt.NDArray[np.uint8]) -> None:
-        """Do the tensor half: write the block into flat bytes; see `BlobDecoder`."""
-        self.decoder.synthesize(self.symbols, torch.from_numpy(out))
+    def synthesize(self, out: npt.NDArray[np.uint8] | DeviceBytes) -> None:
+        """Do the tensor half: write the block into flat bytes; see `BlobDecoder`.
+
+        Args:
+            out: in host memory, or on the GPU where the codec works.
+        """
+        if isinstance(out, DeviceBytes):
+            assert self.foreign is not None, "the codec has said on which GPU"
+            self.decoder.synthesize_there(self.symbols, self.foreign.tensor(out))
+        else:
+            self.decoder.synthesize(self.symbols, torch.from_numpy(out))
 
 
 class NamespaceCodec:
-    """Packs and unpacks the blocks of a namespace, which lie in host memory, one half at a time.
+    """Packs and unpacks blocks of a namespace that lie in host memory, one half at a time.
 
     Attributes:
         encoder, decoder: what it packs and unpacks with.
@@ -76,17 +87,20 @@ class NamespaceCodec:
         profile: SHA-256 of the profile that the encoder uses, in hex.
         expected_kl: divergence that calibration measured where the dial stands, nats per token.
         device: where that works.
+        gpu: CUDA's number of the GPU whose memory it can unpack into as well; None: of none.
     """
 
     def __init__(
         self, encoder: Encoder, decoder: BlobDecoder, name: str, reason: str | None = None,
         *, profile: str | None = None, expected_kl: float | None = None, watched: Watched | None = None,
         device: DeviceName = "cpu", on_cpu: Callable[[], NamespaceCodec] | None = None,
+        foreign: Foreign | None = None,
     ) -> None:  # fmt: skip
         self.encoder, self.decoder = encoder, decoder
         self.name, self.reason = name, reason
         self.profile, self.expected_kl, self.device = profile, expected_kl, device
-        self._watched, self._on_cpu = watched, on_cpu
+        self.gpu = foreign.gpu if foreign else None
+        self._watched, self._on_cpu, self._foreign = watched, on_cpu, foreign
 
     @property
     def drift(self) -> Drift | None:
@@ -116,7 +130,7 @@ class NamespaceCodec:
 
     def inflate(self, blob: Blob, scratch: Scratch) -> Inflated:
         """Begin to unpack a blob; see `BlobDecoder` and `Decoder`."""
-        return Inflated(self.decoder.inflate(blob, scratch), self.decoder)
+        return Inflated(self.decoder.inflate(blob, scratch), self.decoder, self._foreign)
 
 
 class Decoder(BlobDecoder):
@@ -247,7 +261,7 @@ def _codec_for(
             profile=profile.digest.hex() if profile else None,
             expected_kl=expected_kl(profile, choice) if profile else None,
             watched=watched, device=accelerator.name if accelerator else "cpu",
-            on_cpu=on_cpu if accelerator else None,
+            on_cpu=on_cpu if accelerator else None, foreign=accelerator.foreign if accelerator else None,
         )  # fmt: skip
 
     def losslessly(reason: str | None = None) -> NamespaceCodec:

@@ -141,6 +141,15 @@ class BlobDecoder(Protocol):
         """
         ...
 
+    def synthesize_there(self, symbols: Symbols, out: Tensor) -> None:
+        """Do what `synthesize` does for a block that is to lie where the products run.
+
+        Args:
+            symbols: as of `synthesize`.
+            out: on the device; what is in it if this raises, is undefined.
+        """
+        self.synthesize(symbols, out)
+
     def parts(
         self,
         symbols: Symbols,

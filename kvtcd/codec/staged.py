@@ -1,6 +1,7 @@
 """Codecs whose products run on a GPU, for blocks that lie in host memory.
 
-What goes over the bus is the raw block, once, and symbols or compressed chunks. Copies and kernels are
+What goes over the bus is the raw block, once, and symbols or compressed chunks; of a block that is decoded to
+where it is wanted on the device, these alone. Copies and kernels are
 launched on the stream that is current, and what is returned may be used by whoever comes behind them on a
 stream. Bases and whatever else is kept between blocks were put on the device by copies that wait, so every
 stream may read them.
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from kvtcd.codec import fused, nvcomp, ports
 from kvtcd.codec.bus import Bus
+from kvtcd.codec.foreign import Foreign
 from kvtcd.codec.graphs import Graphs
 from kvtcd.codec.nvcomp import Inflating, Nvcomp
 from kvtcd.codec.ports import BlobDecoder, Encoded, Encoder, Symbols
@@ -58,6 +60,7 @@ class Accelerator:
         arithmetic: who turns coefficients into codes, and back.
         graphs: replay what recurs; None: nothing is replayed.
         bus: None: copies to host memory are launched behind all else.
+        foreign: lets blocks be decoded into memory of other processes there; None: they are not.
         residency: what lies on the device between blocks.
         spared: told of each block that a CPU has worked on in its place, by ``memory`` or ``nvcomp``.
         told: by which of these the log has told of it.
@@ -68,6 +71,7 @@ class Accelerator:
     arithmetic: Arithmetic = field(default_factory=InTorch)
     graphs: Graphs | None = None
     bus: Bus | None = None
+    foreign: Foreign | None = field(default=None, kw_only=True)
     residency: Residency = field(default_factory=Residency)
     spared: Callable[[str], None] = lambda _: None
     told: set[str] = field(default_factory=set)
@@ -92,6 +96,7 @@ class Accelerator:
             residency,
             spared,
             name=name,
+            foreign=Foreign(device),
         )
 
     def relieve(self) -> None:
@@ -157,7 +162,7 @@ class StagedEncoder(Encoder):
 
 
 class StagedDecoder(BlobDecoder):
-    """Decodes on a device into host memory.
+    """Decodes on a device, into host memory or to where a block is wanted there.
 
     Args:
         decoder: whose raw blocks lie on the device.
@@ -196,13 +201,33 @@ class StagedDecoder(BlobDecoder):
         Where memory is short, parts are single layers the second time.
         """
         proved = self._proved(symbols)
+        first, second = (partial(self._launch, proved, out, nbytes) for nbytes in (PART_BYTES, 0))
+        attempted(self._accelerator, first, partial(self._on_cpu, proved, out), second)
+
+    def synthesize_there(self, symbols: Symbols, out: Tensor) -> None:
+        """Decode a block on the device, to where it is wanted there; see `BlobDecoder`.
+
+        Where memory is short, layers are decoded one by one the second time; what a CPU decodes is copied.
+        """
+        proved = self._proved(symbols)
+
+        def launch(nbytes: int) -> None:
+            for _ in self._decoder.parts(proved, out, nbytes):
+                pass
 
         def on_cpu() -> None:
-            here = [replace(section, data=section.data.cpu()) for section in proved.sections]
-            self._spare().synthesize(replace(proved, sections=here), out)
+            here = torch.empty(out.numel(), dtype=out.dtype)
+            self._on_cpu(proved, here)
+            with stage("copy"):
+                out.copy_(here)
 
-        first, second = (partial(self._launch, proved, out, nbytes) for nbytes in (PART_BYTES, 0))
+        # By the same parts as for host memory: so they share recordings.
+        first, second = (partial(launch, nbytes) for nbytes in (PART_BYTES, 0))
         attempted(self._accelerator, first, on_cpu, second)
+
+    def _on_cpu(self, symbols: Symbols, out: Tensor) -> None:
+        here = [replace(section, data=section.data.cpu()) for section in symbols.sections]
+        self._spare().synthesize(replace(symbols, sections=here), out)
 
     def _proved(self, symbols: Symbols) -> Symbols:
         """Wait until nvCOMP has inflated them, before anything is made of them; or have a CPU do it."""

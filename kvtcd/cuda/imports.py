@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.device_errors import BadHandle, DeviceFailed, UnknownDevice
 from kvtcd.core.device_regions import DeviceOffer
 from kvtcd.core.errors import BadRequest
@@ -43,14 +44,24 @@ class Imported:
 
     Attributes:
         uuid: of the GPU on which it lies.
+        gpu: CUDA's number of that in this process.
         nbytes: of it.
     """
 
     uuid: str
+    gpu: int
     nbytes: int
     pointer: int
     handle: bytes
     event: int | None
+
+    def at(self, offset: int, nbytes: int) -> DeviceBytes:
+        """Return bytes of it, for whoever writes there on a stream of his own.
+
+        That the owner's event has come is to be asked before, and it is to stay open until they are written.
+        """
+        assert offset + nbytes <= self.nbytes
+        return DeviceBytes(self.gpu, self.pointer + offset, nbytes)
 
 
 class Imports:
@@ -91,7 +102,7 @@ class Imports:
                     raise self._refusal(device.uuid, "event", failure) from None
         except Failure as failure:
             raise self._refusal(device.uuid, "memory", failure) from None
-        return Imported(offer.uuid, offer.nbytes, pointer + offer.offset, offer.handle, event)
+        return Imported(offer.uuid, device.number, offer.nbytes, pointer + offer.offset, offer.handle, event)
 
     def _device(self, driver: Driver, uuid: str) -> _Device:
         if why := self._failed.get(uuid):

@@ -12,8 +12,9 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Busy, DeadlineExceeded, KvtcdError, NotFound, Stopping
 from kvtcd.core.keys import EngineKey, RecordKey
 from kvtcd.core.messages import BlockResult
-from kvtcd.core.place import Tier
+from kvtcd.core.place import Place, Tier
 from kvtcd.core.reason import Reason
+from kvtcd.engine.destination import Destination
 from kvtcd.engine.driver import Driver, Request
 from kvtcd.engine.errands import Errands
 from kvtcd.engine.metrics import NOWHERE, Metrics
@@ -84,27 +85,59 @@ class Blocks:
 
     @asynccontextmanager
     async def read(
-        self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float
-    ) -> AsyncIterator[Lease]:
+        self, namespace: Namespace, key: EngineKey, salt: bytes, deadline: float,
+        into: Destination | None = None,
+    ) -> AsyncIterator[Lease]:  # fmt: skip
         """Hold one block in host memory while it is read, bringing it up if need be.
 
+        A block that has no raw copy is unpacked into the destination instead, if the codec works on that GPU,
+        and has landed then. Of one that could not be, what is there is undefined, and it goes over the host.
+
         Raises:
+            BadRequest: the destination is too small.
             NotFound: it is not here, or proved to be damaged.
             Busy: it is here, but could not be brought up now.
             DeadlineExceeded: not within the caller's time.
         """
         record_key = self._registry.record_keys(namespace, salt)(key)
         self._note(namespace, [record_key])
-        async with self._read(namespace, key, record_key, deadline) as lease:
+        async with self._read(namespace, key, record_key, deadline, into) as lease:
             yield lease
 
     @asynccontextmanager
     async def _read(
-        self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float
-    ) -> AsyncIterator[Lease]:
+        self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float,
+        into: Destination | None,
+    ) -> AsyncIterator[Lease]:  # fmt: skip
         fetched = await self._fetched(namespace, record_key, deadline)
-        places = self._driver.catalog.places(record_key)
-        request = Request(lambda ticket: ev.Get(ticket, record_key), undo=ev.Release(record_key))
+        found = self._driver.catalog.places(record_key)[:1]
+        unpacks = into is not None and into.gpu == namespace.codec.gpu
+        place = await self._pinned(namespace, record_key, deadline, unpacks=unpacks)
+        entry = self._driver.catalog.residents.entries[record_key]
+        nbytes, tokens, pieces = entry.raw_bytes, entry.tokens, None
+        if into is None or place is Place.HOST or not await self._landed(record_key, nbytes, place, into):
+            if place is not Place.HOST:
+                await self._pinned(namespace, record_key, deadline)
+            pieces = list(self._memory.pieces(record_key))
+        try:
+            self._count(namespace, Tier.REMOTE if fetched else found[0])
+            self._tally.found(namespace.number, Tier.REMOTE if fetched else found[0])
+            with self._readers.reading():
+                yield Lease(key, nbytes, tokens, Tier.REMOTE if fetched else found[0].tier, pieces)
+        finally:
+            if pieces is not None:
+                self._driver.tell(ev.Release(record_key))
+
+    async def _pinned(
+        self, namespace: Namespace, record_key: RecordKey, deadline: float, *, unpacks: bool = False
+    ) -> Place:
+        """Return where a copy of a block is pinned from now on: on the host, unless the reader `unpacks`."""
+        granted: list[ev.Grant] = []
+        request = Request(
+            lambda ticket: ev.Get(ticket, record_key, unpacks),
+            granted.append,
+            lambda grant: ev.Release(record_key, grant.place or Place.HOST),
+        )
         reason = await self._driver.ask(request, deadline)
         if reason in (Reason.FAILED, Reason.TOO_LARGE):
             self._count(namespace, reason)
@@ -114,16 +147,18 @@ class Blocks:
             self._count(namespace, NOWHERE)
             self._tally.found(namespace.number, None)
             raise NotFound
-        tier = Tier.REMOTE if fetched else places[0].tier
-        self._count(namespace, tier if fetched else places[0])
-        self._tally.found(namespace.number, Tier.REMOTE if fetched else places[0])
-        entry = self._driver.catalog.residents.entries[record_key]
+        return granted[0].place or Place.HOST
+
+    async def _landed(self, record_key: RecordKey, nbytes: int, place: Place, into: Destination) -> bool:
+        """Have a pinned copy unpacked into a destination, and let go of it; tell whether it is there."""
+        reason: Reason | None = Reason.FAILED
         try:
-            pieces = list(self._memory.pieces(record_key))
             with self._readers.reading():
-                yield Lease(key, entry.raw_bytes, entry.tokens, tier, pieces)
+                async with into.held(nbytes) as memory:
+                    reason = await self._driver.unpack(record_key, place, memory)
         finally:
-            self._driver.tell(ev.Release(record_key))
+            self._driver.tell(ev.Release(record_key, place, reason is Reason.DAMAGED))
+        return reason is None
 
     def _count(self, namespace: Namespace, found: object) -> None:
         if not namespace.trial:
@@ -136,28 +171,38 @@ class Blocks:
         return await self._remote.bring(namespace, record_key, deadline)
 
     async def read_many(
-        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float
-    ) -> AsyncGenerator[tuple[EngineKey, Lease | None], None]:
+        self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float,
+        into: Sequence[Destination | None] | None = None,
+    ) -> AsyncGenerator[tuple[EngineKey, Lease | None], None]:  # fmt: skip
         """Yield each key with its lease, or None for a miss; a lease ends when the next one is asked for.
 
-        A few blocks are brought up ahead of their turn, so that reading and unpacking overlap.
+        A few blocks are brought up ahead of their turn, so that reading and unpacking overlap. `into`: as of
+        `read`, for each key.
         """
 
-        async def enter(stack: AsyncExitStack, key: EngineKey, record_key: RecordKey) -> Lease | None:
+        async def enter(
+            stack: AsyncExitStack, key: EngineKey, record_key: RecordKey, destination: Destination | None
+        ) -> Lease | None:
+            read = self._read(namespace, key, record_key, deadline, destination)
             try:
-                return await stack.enter_async_context(self._read(namespace, key, record_key, deadline))
-            except (NotFound, Busy):
-                return None
+                return await stack.enter_async_context(read)
+            except NotFound as error:
+                if error.what != NotFound().what:
+                    raise  # the destination is no more
+            except Busy:
+                pass
+            return None
 
         ahead: deque[tuple[EngineKey, AsyncExitStack, asyncio.Task[Lease | None]]] = deque()
         record_keys = [*map(self._registry.record_keys(namespace, salt), keys)]
-        waiting = zip(keys, record_keys, strict=True)
+        waiting = zip(keys, record_keys, into or [None] * len(keys), strict=True)
         self._note(namespace, record_keys)
         try:
             while True:
-                for key, record_key in islice(waiting, READ_AHEAD - len(ahead)):
+                for key, record_key, destination in islice(waiting, READ_AHEAD - len(ahead)):
                     stack = AsyncExitStack()
-                    ahead.append((key, stack, asyncio.create_task(enter(stack, key, record_key))))
+                    entering = enter(stack, key, record_key, destination)
+                    ahead.append((key, stack, asyncio.create_task(entering)))
                 if not ahead:
                     break
                 key, stack, task = ahead[0]

@@ -12,10 +12,11 @@ from typing import Any
 
 from kvtcd.core import events as ev
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.devices import GpuName
 from kvtcd.core.entry import State
 from kvtcd.core.errors import DeadlineExceeded, StoreFailed
-from kvtcd.core.events import Action, Event, Move
+from kvtcd.core.events import Action, Event, Grant, Move
 from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import MEMORY, Place
 from kvtcd.core.reason import Reason
@@ -25,6 +26,7 @@ from kvtcd.engine.mover import Mover, Outcome
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
 from kvtcd.engine.ports import DeviceMemory, Memory
 from kvtcd.engine.steps import Origin
+from kvtcd.engine.unpacking import Packed
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +41,25 @@ class Request:
     Attributes:
         event: makes the event from a ticket.
         granted: run in the very turn of the grant.
-        undo: told to the catalog if the caller went away between grant and waking up.
+        undo: what the catalog is told if the caller went away between grant and waking up.
         waits: run before waiting, if the answer is not there at once.
     """
 
     event: Callable[[int], Event]
-    granted: Callable[[], None] | None = None
-    undo: Event | None = None
+    granted: Callable[[Grant], None] | None = None
+    undo: Callable[[Grant], Event] | None = None
     waits: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     request: Request
-    future: asyncio.Future[Reason | None]
+    future: asyncio.Future[Grant | Reason]
+
+    def reason(self) -> Reason | None:
+        """Return why it was denied, None if it was granted; it has been answered."""
+        answer = self.future.result()
+        return None if isinstance(answer, Grant) else answer
 
 
 class Driver:
@@ -99,18 +106,19 @@ class Driver:
         ticket = self._tickets[number] = _Ticket(request, loop.create_future())
         self.tell(request.event(number))
         if ticket.future.done():  # as is most often so; a time limit costs as much as all of the catalog
-            return ticket.future.result()
+            return ticket.reason()
         try:
             if request.waits:
                 request.waits()
             async with asyncio.timeout_at(deadline):
-                return await ticket.future
+                await ticket.future
         except TimeoutError:
             self._withdraw(number, ticket)
             raise DeadlineExceeded("the request", round(loop.time() - asked, 3)) from None
         except asyncio.CancelledError:
             self._withdraw(number, ticket)
             raise
+        return ticket.reason()
 
     def _withdraw(self, number: int, ticket: _Ticket) -> None:
         """Take a request back; if it was granted without its caller noticing, undo the grant."""
@@ -119,9 +127,9 @@ class Driver:
         elif ticket.future.done() and not ticket.future.cancelled():
             self._undo(ticket, ticket.future.result())
 
-    def _undo(self, ticket: _Ticket, reason: Reason | None) -> None:
-        if reason is None and ticket.request.undo is not None:
-            self.tell(ticket.request.undo)
+    def _undo(self, ticket: _Ticket, answer: Grant | Reason) -> None:
+        if isinstance(answer, Grant) and ticket.request.undo is not None:
+            self.tell(ticket.request.undo(answer))
 
     def tell(self, event: Event) -> None:
         """Tell the catalog an event, and do what it answers."""
@@ -133,7 +141,7 @@ class Driver:
             for action in actions:
                 match action:
                     case ev.Grant(ticket):
-                        self._answer(ticket, None)
+                        self._answer(ticket, action)
                     case ev.Deny(ticket, reason):
                         self._answer(ticket, reason)
                     case ev.Move():
@@ -146,14 +154,14 @@ class Driver:
                     case ev.Lost(_, _, reason):
                         self._metrics.lost.labels(reason).inc()
 
-    def _answer(self, number: int, reason: Reason | None) -> None:
+    def _answer(self, number: int, answer: Grant | Reason) -> None:
         ticket = self._tickets.pop(number)
-        if reason is None and ticket.request.granted:
-            ticket.request.granted()
+        if isinstance(answer, Grant) and ticket.request.granted:
+            ticket.request.granted(answer)
         if ticket.future.done():  # cancelled, and its caller not yet awake to withdraw it
-            asyncio.get_running_loop().call_soon(self._undo, ticket, reason)
+            asyncio.get_running_loop().call_soon(self._undo, ticket, answer)
         else:
-            ticket.future.set_result(reason)
+            ticket.future.set_result(answer)
 
     def _start(self, move: Move) -> None:
         entry = self.catalog.residents.entries[move.key]
@@ -166,15 +174,31 @@ class Driver:
         work = self._mover.move(move, namespace, tenant, self.origins.get(move.key))
         _ = self._errands.start("move", self._finish(move, work))
 
+    async def unpack(self, key: RecordKey, source: Place, out: DeviceBytes) -> Reason | None:
+        """Unpack a block, of which a copy is pinned, into memory of its reader; tell why not, if so."""
+        namespace = self._namespace_of(key)
+        tenant = self._registry.tenants[namespace.tenant]
+        block = Packed(key, source, namespace, tenant, self.origins.get(key))
+        try:
+            return await self._mover.unpack(block, out)
+        except Exception:  # noqa: BLE001 - as of a move; the block takes another way
+            _log.exception("unexpected failure while unpacking record %s from %s", log_name(key), source)
+            self._metrics.internal_errors.labels("mover").inc()
+            return Reason.FAILED
+
     def _free(self, key: RecordKey, place: Place, device: GpuName | None) -> None:
         if device:
             self._gpus[device].free(key)
         else:
             self._memory.free(key, place.form)
-        entry = self.catalog.residents.entries[key]
-        copies = (entry.at(place) for place in MEMORY)  # several may go in one turn
-        if all(copy is None or copy.state is State.DROPPING for copy in copies):
+        if not any(self._lies(key, place) for place in MEMORY):
             self.origins.pop(key, None)
+
+    def _lies(self, key: RecordKey, place: Place) -> bool:
+        """Tell whether there are bytes in memory that do not go in this turn, in which several may."""
+        residents = self.catalog.residents
+        copy = residents.entries[key].at(place)
+        return copy is not None and (copy.state is not State.DROPPING or residents.pins.at(key, place) > 0)
 
     async def _finish(self, move: Move, work: Coroutine[Any, Any, Outcome]) -> None:
         """Tell how a move ended. An unexpected failure costs one block, never the daemon."""

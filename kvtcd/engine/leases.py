@@ -106,7 +106,7 @@ class Leases:
         self._of[tenant] = own
         own.book(sizes)  # before it is asked for, so that two at once are not over the bound
         try:
-            request = Request(lambda ticket: ev.Lease(ticket, wanted), undo=ev.Unlease(wanted))
+            request = Request(lambda ticket: ev.Lease(ticket, wanted), undo=lambda _: ev.Unlease(wanted))
             reason = await self._driver.ask(request, deadline)
         except BaseException:
             self._forget(tenant, wanted)

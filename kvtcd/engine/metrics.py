@@ -34,7 +34,7 @@ _WAYS = (
     (Place.DISK, Place.PACKED),
 )  # fmt: skip
 """From where to where a move can go."""
-_MOVED = "moved"
+_MOVED, LANDED = "moved", "landed"
 _LOST = (Reason.NO_TIER, Reason.PRESSURE, Reason.DAMAGED, Reason.EXPIRED)
 _REFUSING: list[type[Exception]] = [Corrupt, *Corrupt.__subclasses__(), UnknownProfile]
 REFUSALS = tuple(kind.__name__ for kind in _REFUSING)
@@ -55,6 +55,10 @@ class Metrics:
             "moves", "Moves ended, by direction and outcome",
             direction=[_way(*way) for way in _WAYS],
             outcome=(_MOVED, Reason.FAILED, Reason.DAMAGED, Reason.DRIFT),
+        )  # fmt: skip
+        self.straight = self.counter(
+            "straight_reads", "Blocks unpacked into memory of their readers on a GPU, by source and outcome",
+            source=(Place.PACKED, Place.DISK), outcome=(LANDED, Reason.DAMAGED, Reason.FAILED),
         )  # fmt: skip
         self.lost = self.counter("lost", "Blocks that left the cache, by reason", reason=_LOST)
         self.dropped = self.counter(

@@ -1,8 +1,8 @@
-"""Carries out one move. The only place where packed becomes raw; `packing` does it the other way round.
+"""Carries out one move. The only place where blocks change form: by `packing` and `unpacking`.
 
 Every way is a pipeline, so that the stages of successive blocks overlap::
 
-    up      read | check | inflate | synthesize | scatter
+    up      read | check | inflate | synthesize | scatter     (scatter: into host memory)
     down    gather | analyze | deflate | seal | commit
     copy    to or from a GPU, each of them by itself
 
@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.devices import DeviceName, GpuName
 from kvtcd.core.errors import (
     Corrupt,
@@ -36,14 +37,15 @@ from kvtcd.core.keys import RecordKey, log_name
 from kvtcd.core.place import Form, Place
 from kvtcd.core.reason import Reason
 from kvtcd.engine import steps
-from kvtcd.engine.metrics import Metrics
+from kvtcd.engine.metrics import LANDED, Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.packing import Packer
-from kvtcd.engine.pipeline import Flight, Pipeline
-from kvtcd.engine.ports import Memory, PutRecord, Scratch
+from kvtcd.engine.pipeline import Flight, Pipeline, Step
+from kvtcd.engine.ports import Inflated, Memory, PutRecord, Scratch
 from kvtcd.engine.steps import Origin, Record
 from kvtcd.engine.streams import Gpu, Stages, Watch
 from kvtcd.engine.timeline import Span
+from kvtcd.engine.unpacking import Landing, Packed, Unpacked, Unpacker
 
 DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
@@ -111,8 +113,9 @@ class Mover:
         self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
-        self._stages, self._elsewhere = stages, elsewhere
+        self._stages = stages
         self._packer = Packer(memory, stages, elsewhere, metrics)
+        self._unpacker = Unpacker(memory, stages, elsewhere)
         self._up = Pipeline("promote", [scratch() for _ in range(DEPTH)], told)
         self._down = Pipeline("demote", [scratch() for _ in range(DEPTH)], told)
         self._copies = {device: Pipeline("copy", [scratch() for _ in range(DEPTH)], told) for device in gpus}
@@ -147,24 +150,37 @@ class Mover:
         return await self._demote(move, origin, tenant)
 
     def _failed(self, move: Move, namespace: Namespace, error: KvtcdError) -> Outcome:
-        # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
-        damaged = isinstance(error, Corrupt | UnknownProfile)
+        reason = self._why(error)
         full = isinstance(error, StoreFull) and move.target is Place.DISK
         self._metrics.disk_full.inc(full)
-        if damaged:
-            self._metrics.damaged.labels(type(error).__name__).inc()
-        unlike = isinstance(error, Drifted)  # told once for all blocks, by `drift`
-        reason = Reason.DAMAGED if damaged else Reason.DRIFT if unlike else Reason.FAILED
         self._metrics.moved(move.source, move.target, reason)
         by_the_writer = isinstance(error, StoreFailed) and move.target is Place.DISK
-        told = unlike or by_the_writer or isinstance(error, DeviceLost)  # by who ends the process
-        log = _log.debug if told else _log.warning
+        self._log(error, namespace, move.key, move.source, move.target, told=by_the_writer)
+        damaged = reason is Reason.DAMAGED and move.source.form is Form.PACKED
+        return Outcome(MoveFailed(move.key, damaged, full))
+
+    def _why(self, error: KvtcdError) -> Reason:
+        """Return what an error means for a block, and count damage."""
+        if isinstance(error, Drifted):
+            return Reason.DRIFT
+        # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
+        if not isinstance(error, Corrupt | UnknownProfile):
+            return Reason.FAILED
+        self._metrics.damaged.labels(type(error).__name__).inc()
+        return Reason.DAMAGED
+
+    def _log(
+        self, error: KvtcdError, namespace: Namespace, key: RecordKey, source: Place, target: Place | str, *,
+        told: bool = False,
+    ) -> None:  # fmt: skip
+        """Log why a block did not come where it was wanted, unless somebody has `told` of that already."""
+        # Drift is told once for all blocks, by `drift`, and the loss of a device by who ends the process.
+        log = _log.debug if told or isinstance(error, Drifted | DeviceLost) else _log.warning
         log(
             "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
-            log_name(move.key), namespace.name, namespace.tenant, move.source, move.target, error,
+            log_name(key), namespace.name, namespace.tenant, source, target, error,
             extra=namespace.named,
         )  # fmt: skip
-        return Outcome(MoveFailed(move.key, damaged and move.source.form is Form.PACKED, full))
 
     async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
         """Pack a raw host block, and leave it on the host or store it on disk."""
@@ -220,48 +236,47 @@ class Mover:
     async def _promote(
         self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
     ) -> Outcome:
-        """Check a packed block and unpack it, with a profile from elsewhere if it is not here."""
+        """Unpack a block into its place in host memory."""
+        pieces = self._memory.pieces(move.key)
+
+        def land(inflated: Step[Inflated], stages: Stages, scratch: Scratch) -> Step[None]:
+            return inflated.then(
+                stages.synthesize, lambda found: steps.synthesize(found, pieces, scratch)
+            ).then(stages.scatter, lambda whole: steps.scatter(whole, pieces))
+
+        unpacked = await self._unpacked(Packed(move.key, move.source, namespace, tenant, origin), land)
+        return Outcome(Moved(move.key, unpacked.raw_bytes), unpacked.origin)
+
+    async def unpack(self, block: Packed, out: DeviceBytes) -> Reason | None:
+        """Unpack a block into memory on the GPU where its codec works; return why it is not there, if so."""
+
+        def land(inflated: Step[Inflated], stages: Stages, _: Scratch) -> Step[None]:
+            return inflated.then(stages.synthesize, lambda found: found.synthesize(out))
+
+        reason: Reason | None = None
         try:
-            return await self._unpack(move, namespace, tenant, origin)
+            await self._unpacked(block, land)
+        except KvtcdError as error:
+            reason = self._why(error)
+            self._log(error, block.namespace, block.key, block.source, "memory of its reader")
+        self._metrics.straight.labels(block.source, reason or LANDED).inc()
+        return reason
+
+    async def _unpacked(self, block: Packed, landing: Landing) -> Unpacked:
+        """Unpack a block, with a profile from elsewhere if it is not here."""
+        try:
+            return await self._up_with(block, landing)
         except UnknownProfile as error:
             if not await self.missing(error.digest):
                 raise
-        return await self._unpack(move, namespace, tenant, origin)
+        return await self._up_with(block, landing)
 
-    async def _unpack(
-        self, move: Move, namespace: Namespace, tenant: Tenant, origin: Origin | None
-    ) -> Outcome:
-        """Check a packed block and unpack it into its place in host memory."""
-        codec, key, pieces = namespace.codec, move.key, self._memory.pieces(move.key)
-        stages = self._elsewhere.get(codec.device, self._stages)
-        packed = self._memory.pieces(key, Form.PACKED) if move.source is Place.PACKED else None
-
-        def fetch(scratch: Scratch) -> Record:
-            if packed is None:
-                return steps.read(key, tenant, scratch)
-            assert origin is not None, "a block in memory has an origin"
-            assert origin.envelope is not None, "a packed copy in memory has an envelope"
-            return Record(origin.envelope, steps.gather(packed, scratch))
-
+    async def _up_with(self, block: Packed, landing: Landing) -> Unpacked:
         async with self._up.enter() as flight:
-            scratch = flight.slot
-            fetched = flight.begin(stages.read, lambda: fetch(scratch))
-            checked = fetched.then(
-                stages.check,
-                lambda found: steps.check(found, key, tenant, namespace.identity.layout, scratch),
-            )
-            placed = (
-                checked.then(stages.inflate, lambda record: codec.inflate(record.blob, scratch))
-                .then(stages.synthesize, lambda inflated: steps.synthesize(inflated, pieces, scratch))
-                .then(stages.scatter, lambda whole: steps.scatter(whole, pieces))
-            )
-            await placed.end()
-            envelope = (await checked.end()).envelope
-            known = origin
-            if packed is None:
-                known = Origin.of(namespace, envelope)
-                self.passed(key, await fetched.end(), known, tenant)
-        return Outcome(Moved(key, envelope.raw_bytes), known)
+            unpacked = await self._unpacker.unpack(flight, block, landing)
+            if block.source is Place.DISK:
+                self.passed(block.key, unpacked.record, unpacked.origin, block.tenant)
+        return unpacked
 
     async def _copy(self, move: Move) -> Outcome:
         """Copy a raw block between host and GPU; no other GPU waits for that."""

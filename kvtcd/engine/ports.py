@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtcd.core.blob import Blob, CodecId
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.devices import DeviceName
 from kvtcd.core.drift import Drift
 from kvtcd.core.identity import Identity
@@ -104,8 +105,12 @@ class Analyzed(Protocol):
 class Inflated(Protocol):
     """A block on its way up, between the two halves of its codec."""
 
-    def synthesize(self, out: Bytes) -> None:
-        """Do the tensor half: write the block."""
+    def synthesize(self, out: Bytes | DeviceBytes) -> None:
+        """Do the tensor half: write the block.
+
+        Args:
+            out: in host memory, or on the codec's `gpu`; what is in it if this fails, is undefined.
+        """
 
 
 class Codec(Protocol):
@@ -130,6 +135,10 @@ class Codec(Protocol):
     @property
     def device(self) -> DeviceName:
         """Where it works."""
+
+    @property
+    def gpu(self) -> int | None:
+        """CUDA's number of the GPU whose memory it can unpack into as well; None: of none."""
 
     def on_cpu(self) -> Codec:
         """Return the same for a CPU: itself, if it works there."""

@@ -75,11 +75,14 @@ class Slot:
 
 
 class Lease:
-    """A block in host memory that stays while it is read."""
+    """A block in host memory that stays while it is read; one without `pieces` has `landed` at its reader."""
 
-    def __init__(self, key: EngineKey, nbytes: int, tokens: int, tier: Tier, pieces: list[Bytes]) -> None:
+    def __init__(
+        self, key: EngineKey, nbytes: int, tokens: int, tier: Tier, pieces: list[Bytes] | None
+    ) -> None:
         self.key, self.nbytes, self.tokens, self.tier = key, nbytes, tokens, tier
-        self._pieces = pieces
+        self.landed = pieces is None
+        self._pieces = pieces or []
 
     def pieces(self) -> Iterator[memoryview]:
         """Yield the bytes in order, at most 1 MiB at a time; valid while the lease is held."""
@@ -196,12 +199,12 @@ class Batch:
                 position, patient=self._durable,
             )  # fmt: skip
 
-        def granted() -> None:
+        def granted(_: ev.Grant) -> None:
             self._memory.allocate(record_key, nbytes)
             self._driver.origins[record_key] = origin
 
         # A batch larger than the tier must not wait for room that its own finished blocks hold.
-        return Request(event, granted, ev.Abandoned(record_key), waits=self._publish)
+        return Request(event, granted, lambda _: ev.Abandoned(record_key), waits=self._publish)
 
     def _refused(self, key: EngineKey, record_key: RecordKey, reason: Reason) -> None:
         if reason is Reason.DUPLICATE:

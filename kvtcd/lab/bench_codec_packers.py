@@ -41,12 +41,14 @@ class Packer:
         decode: restores it from what was packed before.
         nbytes: of what was packed.
         device: where that happens.
+        straight: restores it to where it is wanted on an accelerator; None without one.
     """
 
     encode: Callable[[], object]
     decode: Callable[[], object]
     nbytes: int
     device: str
+    straight: Callable[[], object] | None = None
 
 
 def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
@@ -73,10 +75,14 @@ def codec(name: str, case: Case, accelerator: Accelerator | None) -> Packer:
         scratch.clear()
         decoder.synthesize(decoder.inflate(parse(blob), scratch), out)
 
+    def straight() -> None:
+        scratch.clear()
+        decoder.synthesize_there(decoder.inflate(parse(blob), scratch), there)
+
     encoded = encode()
     assert encoded.reason is None, "the case is made so that it can be coded"
-    blob = memoryview(encoded.blob)
-    return Packer(encode, decode, len(blob), device.type)
+    blob, there = memoryview(encoded.blob), torch.empty(raw.shape, dtype=raw.dtype, device=device)
+    return Packer(encode, decode, len(blob), device.type, straight if accelerator else None)
 
 
 def _halves(

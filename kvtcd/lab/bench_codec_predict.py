@@ -142,7 +142,7 @@ def tables(card: str, predicted: Iterable[Predicted], measured: Iterable[Row] = 
         predicted, lambda one: (one.p, one.rank, one.codec, one.way)
     ):
         stages, row = list(grouped), found.get((codec, p, rank))
-        took = {} if row is None else row.encode_stages if way == "encode" else row.decode_stages
+        took = {} if row is None else {"encode": row.encode_stages, "decode": row.decode_stages}.get(way, {})
         title = f"{codec}, {way}, p = {p:,}, rank {rank:,}, predicted for {card}: work, and milliseconds"
         shown.append(_by_stage(title, stages, took))
         speeds.add_row(f"{p:,}", f"{rank:,}", codec, way, *(f"{each / 1e9:.1f}" for each in _speeds(stages)))

@@ -58,7 +58,10 @@ Stages = dict[str, Work]
 
 
 def counted(name: str, case: Case, *, kernels: bool = True, graphs: bool = True) -> dict[str, Stages]:
-    """Count the work of a codec for the block of a case: by way, ``encode`` and ``decode``, and by stage.
+    """Count the work of a codec for the block of a case: by way and by stage.
+
+    Ways are ``encode`` and ``decode``, of a block in host memory, and ``straight``: decoded to where it is
+    wanted on the device.
 
     Matrix products have the element type that they have on this CPU. `kernels`: codes are rounded and packed
     by them, not by torch's operations. `graphs`: what recurs is replayed.
@@ -72,16 +75,16 @@ def counted(name: str, case: Case, *, kernels: bool = True, graphs: bool = True)
         for _ in range(DUE):  # puts on the device what stays there
             packer.encode()
             packer.decode()
-        found = {
-            way: _by_stage(call, done) for way, call in (("encode", packer.encode), ("decode", packer.decode))
-        }
+        assert packer.straight is not None, "there is an accelerator"
+        ways = {"encode": packer.encode, "decode": packer.decode, "straight": packer.straight}
+        found = {way: _by_stage(call, done) for way, call in ways.items()}
     assert isinstance(encoded, Encoded)
     sections = parse(memoryview(encoded.blob)).sections
     entropy = Work(
         chunks=sum(len(section.chunks) for section in sections),
         codes=sum(section.raw_bytes for section in sections),
     )
-    found["encode"]["deflate"] = found["decode"]["inflate"] = entropy
+    found["encode"]["deflate"] = found["decode"]["inflate"] = found["straight"]["inflate"] = entropy
     return found
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
 from support.fake_driver import BAD_HANDLE, ILLEGAL, Machine, Process
 from support.http import NS, TENANT_HEADER, Daemon, running, until
-from support.patience import PATIENCE_S
 from support.placed import get, key, put, span
+from support.sharing_engine import BLOCKS, SIZE, Engine
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
 from kvtcd.api.limits import Limits
@@ -21,12 +20,9 @@ from kvtcd.api.state import REGIONS
 from kvtcd.core.access import Caller, Scope
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.regions import HELLO, side_socket
-from kvtcd.cuda.exports import Exported
 from kvtcd.cuda.imports import Imports
 
 pytestmark = pytest.mark.asyncio
-BLOCKS = 8
-SIZE = BLOCKS * BLOCK_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +30,7 @@ def other_process(monkeypatch):
     """Let the engine be another process, as far as the daemon sees."""
     monkeypatch.setattr("kvtcd.api.side.is_own", lambda _: False)
     yield
-    while Engine.connections:
-        Engine.connections.pop().close()
+    Engine.leave_all()
 
 
 @pytest.fixture
@@ -52,58 +47,6 @@ async def daemon_of(machine: Machine, limits: Limits | None = None, **toy):
         yield daemon, process
     assert not process.imported, "nothing is left open"
     assert not +process.contexts
-
-
-class Engine:
-    """An engine with memory on a GPU, which it hands over as any client would."""
-
-    connections: ClassVar[list[socket.socket]] = []
-
-    def __init__(self, machine: Machine) -> None:
-        self.process = Process(machine)
-        self.driver = self.process.driver()
-        self.context = self.driver.retain(0)
-        with self.driver.current(self.context):
-            self.memory = self.driver.allocate(SIZE + 4096)
-            self.stream = self.driver.create_stream()
-        self.exported = Exported(self.driver, self.memory + 4096, SIZE)
-        self.connection: socket.socket | None = None
-        self.answer: dict = {}
-
-    def offer(self, daemon: Daemon, offer: bytes | None = None) -> dict:
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.connections.append(self.connection)
-        self.connection.settimeout(PATIENCE_S)
-        self.connection.connect(side_socket(str(daemon.socket)))
-        self.connection.send(self.exported.offer().to_message() if offer is None else offer)
-        self.answer = json.loads(self.connection.recv(4096) or b"{}")
-        return self.answer
-
-    async def share(self, daemon: Daemon, offer: bytes | None = None) -> str | None:
-        return (await asyncio.to_thread(self.offer, daemon, offer)).get("region")
-
-    def recall(self) -> bytes:
-        self.connection.shutdown(socket.SHUT_WR)
-        return self.connection.recv(1)
-
-    def write(self, place: int, data: bytes) -> None:
-        self.process.set(self.memory + 4096 + place * BLOCK_BYTES, data)
-
-    def read(self, place: int) -> bytes:
-        return self.process.bytes_at(self.memory + 4096 + place * BLOCK_BYTES, BLOCK_BYTES)
-
-    def free(self) -> None:
-        with self.driver.current(self.context):
-            self.driver.free(self.memory)
-
-    @contextmanager
-    def work(self):
-        """Queue work that is done only once this is left."""
-        stream = self.process.things[self.stream]
-        stream.held = True
-        yield stream.queued
-        stream.held = False
-        stream.run()
 
 
 def head(number: int) -> BlockHead:

@@ -221,7 +221,7 @@ async def test_who_ends_a_region_learns_when_nothing_writes_to_it_any_more(monke
             assert go.wait(PATIENCE_S)
             memory[:1] = b"x"
 
-        lease = SimpleNamespace(copy_to=slow)
+        lease = SimpleNamespace(landed=False, copy_to=slow)
 
         with closing(shared.connection):
             copying = asyncio.create_task(part.take(lease, PATIENCE_S))

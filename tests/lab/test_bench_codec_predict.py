@@ -119,6 +119,7 @@ def test_a_recording_is_one_launch_and_its_inputs_of_the_same_work(case, name, k
     replayed, one_by_one = (counted(name, case, kernels=kernels, graphs=graphs) for graphs in (True, False))
     inputs = {"kvtc": {"encode": 2, "decode": 1}, "kvtc2": {"encode": 3, "decode": 1}}[name]
     runs = {"kvtc": {"encode": 2, "decode": 2}, "kvtc2": {"encode": 1, "decode": 2}}[name]
+    inputs["straight"], runs["straight"] = inputs["decode"], runs["decode"]
     for way, stages in replayed.items():
         graph, all_ = stages["graph"], sum(one_by_one[way].values(), Work())
         assert graph.launches == runs[way] * (1 + inputs[way])
@@ -130,6 +131,18 @@ def test_a_recording_is_one_launch_and_its_inputs_of_the_same_work(case, name, k
         assert whole.waits == all_.waits
         # What is written into the block is no more than without, what is read is copied to where it is read.
         assert whole.memory < 1.1 * all_.memory + 2 * case.raw.nbytes * (way == "encode")
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("name", CODECS)
+def test_straight_to_the_device_nothing_is_copied_and_all_else_is_the_same(case, name, graphs):
+    found = counted(name, case, graphs=graphs)
+    over, straight = found["decode"], found["straight"]
+    assert over["copy"].bus == case.raw.numel()
+    assert "copy" not in straight
+    assert straight == {stage: work for stage, work in over.items() if stage != "copy"}
+    symbols = sum(work.codes for work in straight.values())
+    assert 0 < sum(work.bus for work in straight.values()) < symbols + (16 << 10)
 
 
 # ---- predicting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ class Host:
     def __init__(self, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
         self.environment, self._monkeypatch = environment, monkeypatch
         self.daemon = Daemon(
-            folder, host=64 * BLOCK_BYTES + (1 << 20), disk=0, profiles=folder / "p", stop_seconds=20
+            folder, host=64 * BLOCK_BYTES + (1 << 20), disk=64 << 20, profiles=folder / "p", stop_seconds=20
         )
         self.set("regions", "true")
 
@@ -50,10 +51,28 @@ class Host:
             self.daemon.start()
         return self.daemon
 
+    def unpack_there(self) -> None:
+        """Let the daemon's codecs work on the GPU: CUDA's, or one made of the CPU."""
+        text = self.daemon.config.read_text().replace('device = "cpu"', 'device = "cuda"')
+        self.daemon.config.write_text(text)
+        if not self.environment:
+            return
+        self._monkeypatch.setenv("PYTHONPATH", self._paths)
+        popen = subprocess.Popen
+
+        def started(words, *arguments, **keywords):
+            twin = ["support.twin_daemon" if word == "kvtcd" else word for word in words]
+            return popen(twin, *arguments, **keywords)
+
+        self._monkeypatch.setattr("kvtcd.lab.daemon.subprocess.Popen", started)
+
+    @property
+    def _paths(self) -> str:
+        return os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
+
     def engine(self, **environment: str) -> Engine:
-        paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")))
         return Engine(
-            self.daemon.socket, {**os.environ, **self.environment, **environment, "PYTHONPATH": paths}
+            self.daemon.socket, {**os.environ, **self.environment, **environment, "PYTHONPATH": self._paths}
         )
 
     def metric(self, name: str) -> float:
@@ -138,6 +157,33 @@ def test_a_daemon_that_was_started_anew_opens_it_again(host):
         engine.tell("write", 0, None)
         assert engine.tell("fill", 6) == [BLOCK_BYTES]
         assert engine.tell("holds", 0) == 6
+
+
+@both
+def test_what_is_packed_is_unpacked_in_an_engines_memory_and_nowhere_else(host):
+    host.unpack_there()
+    host.start()
+    with host.engine() as engine:
+        engine.tell("register")
+        assert engine.tell("share") == ["device", ""]
+        for place, number in enumerate((3, 1, 4)):
+            engine.tell("write", place, number)
+            engine.tell("put", place, number)
+        engine.tell("demote", 3, 1, 4)
+        for place in range(4):
+            engine.tell("write", place, None)
+        used = host.metric("kvtcd_used_bytes{")
+        assert engine.tell("fill", 4, 9, 3, 1) == [BLOCK_BYTES, None, BLOCK_BYTES, BLOCK_BYTES]
+        assert [engine.tell("holds", place) for place in range(4)] == [4, None, 3, 1]
+        assert host.metric('kvtcd_straight_reads_total{outcome="landed",source="disk"}') == 3
+        assert host.metric("kvtcd_used_bytes{") == used, "nothing raw was made on the host"
+        engine.tell("write", 0, None)
+    with host.engine() as engine:
+        assert engine.tell("share") == ["device", ""]
+        assert engine.tell("fill", 1) == [BLOCK_BYTES]
+        assert engine.tell("holds", 0) == 1
+        assert engine.tell("close") is None
+        assert engine.tell("free") is None, "nobody holds it any more"
 
 
 @fake

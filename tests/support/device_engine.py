@@ -92,6 +92,10 @@ class Model:
         head = BlockHead(_key(number), BLOCK_TOKENS, 0)
         return self.client.put("demo", head, self.part(place)).outcome
 
+    def demote(self, *numbers: int) -> None:
+        """Have blocks packed, and on disk alone."""
+        self.client.demote("demo", [_key(number) for number in numbers])
+
     def fill(self, *asked: int) -> list[int | None]:
         """Read blocks of these numbers into the first places."""
         parts = [self.part(place) for place in range(len(asked))]

@@ -32,7 +32,8 @@ from kvtcd.core.blob import CHUNK_BYTES, CodecId, Header, Kind, parse
 from kvtcd.core.errors import BadChecksum
 from kvtcd.core.layout import Dtype
 from kvtcd.core.policy import CodecChoice
-from kvtcd.lab import bench_overlap
+from kvtcd.lab import bench_codec_packers, bench_overlap
+from kvtcd.lab.bench_codec_case import make
 from kvtcd.tiers.memory import GRANULE, HostMemory
 from kvtcd.tiers.pinning import pin
 
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 SIZES = ((1024, 128), (1024, 256), (2048, 256), (4096, 1024))
+STRAIGHT = ((14_336, 1024), (32_768, 1024))
 REPEATS = 7
 SPEEDS_S = 18.0
 """About how long nvCOMP's speeds may take."""
@@ -198,6 +200,22 @@ def overlap(device: torch.device, groups: int = 8, delay: float = 0.05) -> list[
                 )
             )  # fmt: skip
         rows += [{"codec_on": where} | asdict(row) | {"bound_s": row.bound_s} for row in result.rows]
+    return rows
+
+
+def straight(device: torch.device, sizes: Sequence[tuple[int, int]] = STRAIGHT) -> list[dict[str, object]]:
+    """Time decoding to host memory and to where a block is wanted on the device; p and rank. GB/s."""
+    accelerator = Accelerator.on(device, Residency())
+    rows: list[dict[str, object]] = []
+    for p, rank in sizes:
+        case = make(p, rank)
+        for name in bench_codec_packers.CODECS:
+            packer = bench_codec_packers.codec(name, case, accelerator)
+            row: dict[str, object] = {"p": p, "rank": rank, "codec": name}
+            with torch.cuda.stream(torch.cuda.Stream(device)):
+                for way, call in (("host", packer.decode), ("straight", packer.straight)):
+                    row[f"{way}_gb_s"] = case.raw.nbytes / 1e9 / seconds(call, device)
+            rows.append(row)
     return rows
 
 

@@ -36,6 +36,7 @@ PARTS: dict[str, Callable[[torch.device], object]] = {
     "entropy": gpu_figures.entropy,
     "lossless": gpu_figures.lossless,
     "overlap": gpu_figures.overlap,
+    "straight": gpu_figures.straight,
     "speeds": gpu_figures.speeds,
 }
 OF_NVCOMP = {"wheels", "exchanged", "manners", "entropy", "speeds"}

@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from support.patience import PATIENCE_S
 from support.pipelines import engine_stages, stream, write
+from support.twin_memory import TwinMemory
 
 from kvtcd.codec.profiles import ProfileFolder
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core import blob as blobs
 from kvtcd.core.blob import CodecId, Header, Kind, Run
 from kvtcd.core.catalog import Catalog
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.drift import Drift
 from kvtcd.core.errors import BadField
 from kvtcd.core.gpus import Gpus
@@ -100,8 +102,13 @@ class _Analyzed:
 class _Inflated:
     data: bytearray
     kind: str
+    foreign: TwinMemory | None
+    before: Callable[[], None]
 
     def synthesize(self, out) -> None:
+        self.before()
+        if isinstance(out, DeviceBytes):
+            out = self.foreign.tensor(out).numpy()
         if len(self.data) != len(out):
             raise BadField("blob", "another length")
         write(self.kind, np.frombuffer(self.data, np.uint8), out)
@@ -111,7 +118,8 @@ class _Inflated:
 class ToyCodec:
     """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break.
 
-    `kind`, as in `support.pipelines`, says who writes the blocks.
+    `kind`, as in `support.pipelines`, says who writes the blocks; `foreign`, where on a GPU they may go, too.
+    `before` is called before a block is unpacked.
     """
 
     identity: Identity
@@ -125,9 +133,15 @@ class ToyCodec:
     fail: Exception | None = None
     gate: threading.Event = field(default_factory=threading.Event)
     kind: str = "threads"
+    foreign: TwinMemory | None = None
+    before: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    @property
+    def gpu(self) -> int | None:
+        return self.foreign.gpu if self.foreign else None
 
     def on_cpu(self) -> ToyCodec:
         return self
@@ -138,7 +152,7 @@ class ToyCodec:
 
     def inflate(self, blob, scratch) -> _Inflated:  # noqa: ARG002 - as in `Codec`
         data = zlib.decompressobj().decompress(blob.payload(blob.sections[0]))
-        return _Inflated(bytearray(data), self.kind)
+        return _Inflated(bytearray(data), self.kind, self.foreign, self.before)
 
     def encode(self, body, *, tokens, first_token, after) -> ToyPacked:
         self.gate.wait(PATIENCE_S)

@@ -165,11 +165,11 @@ class Arrivals:
                 position=envelope.first_token or 0, arrival=Arrival(len(blob), ttl),
             )  # fmt: skip
 
-        def granted() -> None:
+        def granted(_: ev.Grant) -> None:
             self._memory.allocate(key, len(blob), Form.PACKED)
             self._driver.origins[key] = origin
 
-        request = Request(event, granted, ev.Abandoned(key, Place.PACKED))
+        request = Request(event, granted, lambda _: ev.Abandoned(key, Place.PACKED))
         try:
             reason = await self._driver.ask(request, asyncio.get_running_loop().time() + ROOM_S)
         except DeadlineExceeded:
