@@ -6,23 +6,31 @@ polls. Between two CUDA streams the device waits, not the launching thread; behi
 launching thread waits.
 
 Memory that a call allocates for its result belongs to its stream, and is used by the next one: whoever
-submits a chain keeps the events, and with them the results, until the last one has come.
+submits a chain keeps the events, and with them the results, until the last one has come. Then he releases
+them, since results and what an error holds of them end on the reaper, too.
+
+A device is lost when it fails and then does not run the smallest kernel any more. One that has no memory for
+an event is not: there the launching thread waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Generic, NamedTuple, TypeVar
+from traceback import clear_frames
+from typing import Any, TypeVar
 
 import torch
 
 from kvtcd.core.devices import DeviceName, GpuName
 from kvtcd.core.errors import DeviceLost
+from kvtcd.core.exhaustion import exhausted
+from kvtcd.engine.cuda_event import CudaEvent, Launched
 from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.streams import Stage, Stages, Watch
 
@@ -33,19 +41,7 @@ URGENT = -1
 """Priority of what someone waits for, above the way down."""
 
 
-class _Launched(NamedTuple, Generic[T]):
-    """What a call returned, and the mark in its stream behind the work it launched."""
-
-    value: T
-    mark: torch.cuda.Event
-
-
-class CudaEvent(Future[T]):
-    """Comes when the device is done; `launched` comes when the call that launches the work has returned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launched: Future[_Launched[T]] = Future()
+_log = logging.getLogger(__name__)
 
 
 class CudaStream:
@@ -88,6 +84,11 @@ class CudaStream:
         self._running.pop()
         self.ended += 1
 
+    def release(self, event: Future[Any]) -> None:
+        """Let go of what an event yields, on the reaper; see `Stream`."""
+        if isinstance(event, CudaEvent):
+            self._reaper.submit(event.empty)
+
     async def close(self) -> None:
         """Wait for what was submitted, then end the threads."""
         for threads in (self._launcher, self._reaper):
@@ -96,70 +97,100 @@ class CudaStream:
     def _launch(
         self, call: Callable[[T], U], after: Future[T], watch: Watch | None, event: CudaEvent[U]
     ) -> None:
-        outcome: Future[U] = Future()
-        begin = 0.0
         try:
-            # Blocking: who waits for it sleeps.
-            mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
             with torch.cuda.stream(self._stream):
-                try:
-                    value = self._behind(after)
-                    begin = time.perf_counter()
-                    outcome.set_result(call(value))
-                except BaseException as error:  # noqa: BLE001 - it ends the event, as in a thread pool
-                    outcome.set_exception(error)
-                mark.record(self._stream)
+                launched, error = self._called(call, after, event)
+                mark = self._marked()
         except RuntimeError as fault:
-            _fail(event, self._fatal(fault))
+            event.fail(self._fatal(fault))
             return
-        if outcome.exception() is None:
-            event.launched.set_result(_Launched(outcome.result(), mark))
-        self._reaper.submit(self._reap, mark, outcome, watch if begin else None, begin, event)
+        if launched is not None:
+            launched.mark = mark
+            event.launched.set_result(launched)
+        self._reaper.submit(self._reap, mark, error, watch, event)
+        del launched, mark  # an error may keep this frame for longer
+
+    def _called(
+        self, call: Callable[[T], U], after: Future[T], event: CudaEvent[U]
+    ) -> tuple[Launched[U] | None, BaseException | None]:
+        """Make a call; return what it launched, or raised: frames from here on then hold what it had."""
+        try:
+            given = self._behind(after)
+            event.begun = time.perf_counter()
+            return Launched(call(given)), None
+        except BaseException as fault:  # noqa: BLE001 - it ends the event, as in a thread pool
+            return None, fault
 
     def _behind(self, after: Future[T]) -> T:
         """Let the stream wait for an event, or wait for it here; return what it yields."""
         if not isinstance(after, CudaEvent):
             return after.result()
-        launched: _Launched[T] = after.launched.result()
-        self._stream.wait_event(launched.mark)
+        launched: Launched[T] = after.launched.result()
+        mark = launched.mark
+        if mark is not None:
+            self._stream.wait_event(mark)
         return launched.value
+
+    def _marked(self) -> torch.cuda.Event | None:
+        """Return a mark behind what the stream was told; None: there was no memory for one, and it is done.
+
+        Raises:
+            RuntimeError: the stream has failed.
+        """
+        # Blocking: who waits for it sleeps.
+        mark = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch says no types
+        try:
+            mark.record(self._stream)
+        except RuntimeError as fault:
+            if not exhausted(fault):
+                raise
+            _log.warning("%s has no memory for an event, kvtcd-%s waits: %s", self._device, self.name, fault)
+            self._stream.synchronize()
+            return None
+        return mark
 
     def _reap(
         self,
-        mark: torch.cuda.Event,
-        outcome: Future[U],
+        mark: torch.cuda.Event | None,
+        error: BaseException | None,
         watch: Watch | None,
-        begin: float,
         event: CudaEvent[U],
     ) -> None:
         """Wait for the device; only then has a call ended that failed after it had launched something.
 
         A call is told to have begun when it was launched, but not before the one ahead of it was done.
         """
-        error = outcome.exception()
         try:
-            mark.synchronize()
+            if mark is not None:
+                mark.synchronize()
         except RuntimeError as fault:
             error = self._fatal(fault)
-        begin, self._idle = max(begin, self._idle), time.perf_counter()
-        if watch is not None:
+        begin, self._idle = max(event.begun, self._idle), time.perf_counter()
+        if watch is not None and event.begun:
             watch(begin, self._idle)
         if error is None:
-            event.set_result(outcome.result())
+            event.come()
         else:
-            _fail(event, error)
+            clear_frames(error.__traceback__)
+            event.fail(error)
 
-    def _fatal(self, fault: RuntimeError) -> DeviceLost:
-        """Tell of an error of the stream itself: CUDA has none there from which a process recovers."""
+    def _fatal(self, fault: RuntimeError) -> RuntimeError | DeviceLost:
+        """Return what a failure of the stream means: that the device is lost, which is told, or itself."""
+        if self._answers():
+            return fault.with_traceback(None)
         error = DeviceLost(str(self._device), str(fault))
         self._lost(error)
         return error
 
-
-def _fail(event: CudaEvent[U], error: BaseException) -> None:
-    if not event.launched.done():
-        event.launched.set_exception(error)
-    event.set_exception(error)
+    def _answers(self) -> bool:
+        """Tell whether the device still runs a kernel, the smallest, behind all that the stream was told."""
+        try:
+            with torch.cuda.stream(self._stream):
+                torch.cuda._sleep(1)  # type: ignore[no-untyped-call]  # noqa: SLF001 - torch has no other
+            self._stream.synchronize()
+        except RuntimeError as fault:
+            return exhausted(fault)
+        return True
 
 
 def copies_on_each(

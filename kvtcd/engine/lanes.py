@@ -44,6 +44,9 @@ class Lane:
         """Queue a call of what `after` yields; see `Stream`."""
         return self._submit(_follow, call, after, watch)
 
+    def release(self, event: Future[Any]) -> None:
+        """Do nothing: what a thread yields may end on any other; see `Stream`."""
+
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a blocking call on this lane.
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
-from kvtcd.engine.streams import Stage, Watch, came, occurred
+from kvtcd.engine.streams import Stage, Stream, Watch, came, occurred
 from kvtcd.engine.timeline import Span
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Flight(Generic[S]):
     def __init__(self, slot: S, number: int, pipeline: Pipeline[S]) -> None:
         self.slot, self.number = slot, number
         self._pipeline = pipeline
-        self._events: list[Future[Any]] = []
+        self._events: list[tuple[Stream, Future[Any]]] = []
         self._left = False
 
     def begin(self, stage: Stage, call: Callable[[], T]) -> Step[T]:
@@ -105,18 +105,20 @@ class Flight(Generic[S]):
 
         watch = self._pipeline.watch(stage.name, self.number)
         event = stage.stream.submit(unless_left, after, watch)
-        self._events.append(event)  # and with it what the stage yields, until the flight has ended
+        self._events.append((stage.stream, event))  # and what the stage yields, until the flight has ended
         return event
 
     async def settle(self) -> None:
         """Begin no further stage; return, or be cancelled, only when none runs."""
         self._left = True
         cancelled: asyncio.CancelledError | None = None
-        while running := next((event for event in self._events if not event.done()), None):
+        while running := next((event for _, event in self._events if not event.done()), None):
             try:
                 await came(running)
             except asyncio.CancelledError as error:
                 cancelled = error
+        for stream, event in self._events:
+            stream.release(event)
         if cancelled is not None:
             raise cancelled
 

@@ -49,6 +49,9 @@ class Stream(Protocol):
         stream order, before that work is done; the event comes when it is.
         """
 
+    def release(self, event: Future[Any]) -> None:
+        """Let go of what an event of this stream yields, which has come and of which nobody asks any more."""
+
     async def close(self) -> None:
         """Wait for what was submitted, then end the threads."""
 

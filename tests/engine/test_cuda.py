@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+import weakref
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -15,7 +17,8 @@ from support.patience import PATIENCE_S
 from kvtcd.core.errors import DeviceLost
 from kvtcd.engine.cuda import CudaStream, copies_on_each, on_cuda
 from kvtcd.engine.lanes import Lane
-from kvtcd.engine.streams import came, occurred
+from kvtcd.engine.pipeline import Pipeline
+from kvtcd.engine.streams import Stage, came, occurred
 
 pytestmark = pytest.mark.asyncio
 DEVICE = torch.device("cuda")
@@ -36,6 +39,7 @@ async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monke
     begun = one.submit(first, occurred(1))
     ended = two.submit(second, begun)
     await came(ended.launched)
+    assert await asyncio.to_thread(two._stream.waiting.wait, PATIENCE_S), "the device itself waits"
     before = begun.done(), ended.done(), list(log), one.pending, two.pending
     gate.set()
     await came(ended)
@@ -121,6 +125,87 @@ async def test_a_device_that_is_lost_ends_every_call_and_is_told_of(monkeypatch,
     assert isinstance(chain.exception(), DeviceLost)
     assert isinstance(raising.exception(), DeviceLost)
     assert "illegal memory access" in str(told[0])
+
+
+@pytest.mark.parametrize("kernels", ["", "CUDA error: out of memory"])
+async def test_a_device_that_still_answers_is_not_lost(monkeypatch, kernels) -> None:
+    fake_cuda.install(monkeypatch)
+    told: list[DeviceLost] = []
+    stream = CudaStream("one", DEVICE, lost=told.append)
+    with monkeypatch.context() as broken:
+        fake_cuda.break_down(broken, "synchronize", "CUDA error: invalid argument", kernels)
+        failed = stream.submit(lambda _: 1, occurred(None))
+        await came(failed)
+    fine = stream.submit(lambda _: 2, occurred(None))
+    await came(fine)
+    await stream.close()
+
+    assert str(failed.exception()) == "CUDA error: invalid argument"
+    assert (fine.result(), told) == (2, [])
+
+
+async def test_without_memory_for_an_event_the_thread_waits_for_the_device(monkeypatch, caplog) -> None:
+    fake_cuda.install(monkeypatch)
+    told, gate, log = [], threading.Event(), []
+    one, two = (CudaStream(name, DEVICE, lost=told.append) for name in ("one", "two"))
+    fake_cuda.break_down(monkeypatch, "record", "CUDA error: out of memory", "")
+
+    def launches(_: None) -> str:
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE_S), log.append("device")))
+        return "value"
+
+    first = one.submit(launches, occurred(None))
+    second = two.submit(lambda value: log.append("next") or value, first)
+    await asyncio.sleep(0)
+    before = first.launched.done()
+    gate.set()
+    await came(second)
+    for stream in (one, two):
+        await stream.close()
+
+    assert (before, first.result(), second.result(), told) == (False, "value", "value", [])
+    assert log == ["device", "next"]
+    assert "no memory for an event" in caplog.text
+
+
+async def test_nothing_of_the_device_ends_on_the_event_loop(monkeypatch) -> None:
+    """Results, marks, and what the frames of an error hold: where they are collected, CUDA is called."""
+    fake_cuda.install(monkeypatch)
+    ends: dict[str, str] = {}
+    numbers = itertools.count()
+
+    class Tensor:
+        def __init__(self, name: str) -> None:
+            weakref.finalize(self, lambda: ends.update({name: threading.current_thread().name}))
+
+    class Mark(fake_cuda._Event):
+        def __init__(self, *, blocking: bool) -> None:
+            super().__init__(blocking=blocking)
+            weakref.finalize(
+                self, lambda: ends.update({f"mark {next(numbers)}": threading.current_thread().name})
+            )
+
+    monkeypatch.setattr(torch.cuda, "Event", Mark)
+    one, two = CudaStream("one", DEVICE), CudaStream("two", DEVICE)
+    stages = Stage("inflate", one), Stage("synthesize", two), Stage("scatter", Lane("lane"))
+
+    def fails(given: Tensor) -> None:
+        there = Tensor("local")
+        raise ValueError(there is given)
+
+    async def through(ring: Pipeline) -> None:
+        async with ring.enter() as flight:
+            inflated = flight.begin(stages[0], lambda: Tensor("result"))
+            await inflated.then(stages[1], fails).then(stages[2], lambda _: None).end()
+
+    with pytest.raises(ValueError, match="False"):
+        await through(Pipeline("up", [SimpleNamespace(clear=lambda: None)]))
+    for stage in stages:
+        await stage.stream.close()
+
+    assert {"result", "local"} <= ends.keys()
+    assert len(ends) == 4
+    assert threading.current_thread().name not in ends.values(), ends
 
 
 async def test_the_times_of_calls_on_one_stream_do_not_overlap(monkeypatch) -> None:

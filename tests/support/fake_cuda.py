@@ -121,20 +121,39 @@ def _current_stream(device: torch.device) -> _Stream | type[_Default]:
     return found if found is _Default or found.device == device else _Default
 
 
-def break_down(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """From now on let `record` or `synchronize` of every event fail, as after an illegal access."""
+def _sleep(_cycles: int) -> None:
+    """The smallest kernel."""
+    launch(lambda: None)
 
-    def fail(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(_Event, call, fail)
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+
+
+def break_down(
+    monkeypatch: pytest.MonkeyPatch, call: str, why: str = ILLEGAL, kernels: str = ILLEGAL
+) -> None:
+    """From now on let `record` or `synchronize` of every event fail, as after an illegal access.
+
+    Args:
+        monkeypatch: until the end of the test.
+        call: which of them.
+        why: what it says.
+        kernels: what each kernel says that is launched; empty: they run.
+    """
+
+    def fail(error: str) -> None:
+        raise RuntimeError(error)
+
+    monkeypatch.setattr(_Event, call, lambda *_: fail(why))
+    if kernels:
+        monkeypatch.setattr(torch.cuda, "_sleep", lambda _: fail(kernels))
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put it in CUDA's place until the test ends."""
     stand_ins = {
         "Stream": _Stream, "Event": _Event, "stream": _stream, "current_stream": _current_stream,
-        "device": device,
+        "device": device, "_sleep": _sleep,
     }  # fmt: skip
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
