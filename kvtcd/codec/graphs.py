@@ -258,16 +258,19 @@ class _Inputs:
     """Tensors on a device for copies of others; what lies in host memory goes there in one piece."""
 
     def __init__(self, inputs: Sequence[Tensor], device: torch.device) -> None:
-        sizes = [-(-each.nbytes // _ALIGN) * _ALIGN if each.device != device else 0 for each in inputs]
+        self._from_host = [each.device.type == "cpu" for each in inputs]
+        sizes = [
+            -(-each.nbytes // _ALIGN) * _ALIGN if from_host else 0
+            for each, from_host in zip(inputs, self._from_host, strict=True)
+        ]
         starts = [0, *accumulate(sizes)]
         self._here = torch.empty(starts[-1], dtype=torch.uint8)
         self._there = torch.empty(starts[-1], dtype=torch.uint8, device=device)
-        self._from_host = [bool(size) for size in sizes]
         self._pieces: list[Tensor] = []
         self.tensors: list[Tensor] = []
-        for each, start, size in zip(inputs, starts, sizes, strict=False):
+        for each, start, from_host in zip(inputs, starts, self._from_host, strict=False):
             piece = slice(start, start + each.nbytes)
-            if size:
+            if from_host:
                 self._pieces.append(self._here[piece].view(each.dtype).view(each.shape))
                 self.tensors.append(self._there[piece].view(each.dtype).view(each.shape))
             else:

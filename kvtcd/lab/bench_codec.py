@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -91,9 +91,11 @@ def command(
         accelerator = replace(accelerator, graphs=None)
     kernels = kernels and not (accelerator and isinstance(accelerator.arithmetic, InTorch))
     figures = Figures((), ())
-    # Kernels and the clock's events are told to the device that is current.
-    there = torch.cuda.device(accelerator.device) if accelerator else nullcontext()
-    with _threads(threads), there, terminal.progress(terminal.console(), transient=True) as progress:
+    with (
+        _threads(threads),
+        _launching(accelerator),
+        terminal.progress(terminal.console(), transient=True) as progress,
+    ):
         if not predict:
             clock = DeviceClock() if accelerator else HostClock(threads)
             bench = Bench(codecs or known, accelerator, clock)
@@ -146,6 +148,17 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _launching(accelerator: Accelerator | None) -> Iterator[None]:
+    """Tell all to the device that was asked for, on a stream: of the default one nothing is replayed."""
+    if accelerator is None:
+        yield
+        return
+    device = accelerator.device
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]  # torch says no types
+        yield
 
 
 @dataclass(frozen=True)

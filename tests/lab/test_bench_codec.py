@@ -17,6 +17,7 @@ from rich.console import Console
 from support import fake_cuda
 
 from kvtcd import cli
+from kvtcd.codec.recording import CudaTapes
 from kvtcd.codec.staged import Accelerator
 from kvtcd.codec.stages import stage
 from kvtcd.codec.widths import Widths
@@ -311,8 +312,9 @@ def test_a_device_that_is_not_there_is_not_available(device, monkeypatch, capsys
     assert accelerator_for("cpu") is None
 
 
-def test_all_is_told_to_the_device_that_was_asked_for(monkeypatch, tmp_path):
+def test_all_is_told_to_the_device_that_was_asked_for_where_it_can_be_replayed(monkeypatch, tmp_path):
     second, current = torch.device("cuda", 1), []
+    fake_cuda.install(monkeypatch)
     monkeypatch.setattr(torch.cuda, "device", fake_cuda.device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
@@ -321,12 +323,14 @@ def test_all_is_told_to_the_device_that_was_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_codec, "accelerator_for", lambda _: Accelerator(second))
     monkeypatch.setattr(
         bench_codec.Bench, "measure",
-        lambda *_: current.append(fake_cuda.current_device()) or Figures((), ()),
+        lambda *_: current.extend((fake_cuda.current_device(), CudaTapes(second).lane())) or Figures((), ()),
     )  # fmt: skip
     out = tmp_path / "figures.json"
     assert command("--device", "cuda:1", "--json", str(out), monkeypatch=monkeypatch) == 0
     assert json.loads(out.read_text())["machine"]["gpu"] == "cuda:1"
-    assert (current, fake_cuda.current_device()) == ([second], fake_cuda.FIRST)
+    device, lane = current
+    assert (device, fake_cuda.current_device()) == (second, fake_cuda.FIRST)
+    assert lane is not None
 
 
 @pytest.mark.gpu
