@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from support import fake_cuda, fake_cudart, fake_nvcomp
+from support import twin as pretended
 from support.codec_world import World, kv
 from support.faults import unreadable
 from support.patience import PATIENCE_S
@@ -25,11 +26,10 @@ from support.toy import soon
 from typer.testing import CliRunner
 
 from kvtcd import bootstrap, cli, machine
-from kvtcd.codec import fused, nvcomp
+from kvtcd.codec import nvcomp
 from kvtcd.codec.profile import store
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import StagedEncoder
-from kvtcd.codec.uniform import InTorch
 from kvtcd.config import Config, dump, load, load_policies
 from kvtcd.core.errors import ConfigError, DeviceLost
 from kvtcd.core.keys import EngineKey, TenantKeys
@@ -93,15 +93,7 @@ def gauge(service, name: str) -> float:
 @pytest.fixture
 def twin(monkeypatch) -> fake_cudart.FakeRuntime:
     """One CUDA device, which is the CPU."""
-    fake_cuda.install(monkeypatch)
-    fake_nvcomp.install(monkeypatch)
-    monkeypatch.setattr(fused, "load", lambda _: InTorch())  # kernels take minutes in Triton's interpreter
-    monkeypatch.setattr(nvcomp, "CROSSOVER", 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    properties = SimpleNamespace(total_memory=1 << 30)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(machine, "_cuda", lambda _config, _asked: torch.device("cpu"))
-    return fake_cudart.install(monkeypatch)
+    return pretended.install(monkeypatch)
 
 
 def test_one_tenant_of_another_key_is_named_with_its_size_and_left_as_it_is(tmp_path, caplog) -> None:
