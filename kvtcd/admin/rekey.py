@@ -4,6 +4,8 @@ Names, MACs and ciphertexts of records follow from the master key, so every reco
 environments beside the old ones. Only when all of them are complete does the new key take the place of the
 old one; then the old environments go. Before each step the state directory says so (`tiers.rekeying`), and
 whatever ends it, the next run undoes what was begun and begins anew, or goes on.
+
+Names in a shared store follow from the key, too: purges that it has not heard of go on under the old ones.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from kvtcd import custody, terminal
+from kvtcd import custody, shared_store, terminal
 from kvtcd.admin.key_files import read_key
 from kvtcd.admin.room import require_room, used
 from kvtcd.core import cipher
@@ -184,8 +186,9 @@ def rekey(
         progress: shows how far it is.
 
     Raises:
-        StoreFailed, StoreFull: see `command`.
+        ConfigError, StoreFailed, StoreFull: see `command`.
     """
+    ledger = shared_store.ledger(state)
     tags = {tag: TenantKeys.derive(after, name).tag.hex() for tag, name in tenants.items()}
     begun = Rekeying(Phase.COPYING, key_id(before).hex(), key_id(after).hex(), tags)
     try:
@@ -193,6 +196,9 @@ def rekey(
         done = [_rewrite(state, TenantKeys.derive(before, name), TenantKeys.derive(after, name), progress)
                 for name in tenants.values()]  # fmt: skip
         moved, damaged = (sum(counts) for counts in zip(*done, strict=True)) if done else (0, 0)
+        if ledger.purges():
+            ledger.rekeyed(lambda tenant: TenantKeys.derive(before, tenant))
+            state.note_remote(ledger.to_bytes())
         begun = replace(begun, phase=Phase.COPIED, moved=moved, damaged=damaged)
         state.note_rekeying(begun)
     except BaseException:

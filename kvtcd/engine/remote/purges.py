@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 
 from kvtcd.core.errors import KvtcdError, RemoteFailed
 from kvtcd.core.keys import TenantKeys
-from kvtcd.core.remote import names
 from kvtcd.core.remote.breaker import pause
-from kvtcd.core.remote.ledger import Known
+from kvtcd.core.remote.ledger import Known, Purge
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.generations import FRESH_S, Generations
 
@@ -40,7 +39,10 @@ class Purges:
         self._caller, self._generations, self._derive, self._luck = caller, generations, derive, luck
         self._woken = asyncio.Event()
         self._again: dict[tuple[str, bytes], float] = {}
-        """When the store is swept for the last time, after a sweep that removed what was there then."""
+        """When the store is swept for the last time, after a sweep that removed what was there then.
+
+        By tenant and namespace, or by the names of a master key that holds no more.
+        """
         self._told = asyncio.Condition()
 
     def doomed(self, name: str) -> bool:
@@ -94,14 +96,14 @@ class Purges:
     async def _round(self) -> bool:
         """Try all of it once; tell whether something failed."""
         failed, ledger = False, self._generations.ledger
-        for known in ledger.purges():
+        sweeps = [(f"tenant {known.tenant}", self._sweep(known)) for known in ledger.purges()]
+        sweeps += [(f"names {one.prefix}…", self._sweep_former(one)) for one in [*ledger.former]]
+        for whose, sweep in sweeps:
             try:
-                await self._sweep(known)
+                await sweep
             except KvtcdError as error:
                 failed = True
-                _log.warning(
-                    "a purge of tenant %s is not through in the remote store: %s", known.tenant, error
-                )
+                _log.warning("a purge of %s is not through in the remote store: %s", whose, error)
         if doomed := list(ledger.deletes):
             try:
                 await self._deleted(doomed)
@@ -116,15 +118,7 @@ class Purges:
         now = asyncio.get_running_loop().time()
         if known.heard and now < self._again.get(this, 0.0):
             return
-        keys = self._derive(known.tenant)
-        name = names.generation_name(keys, known.namespace)
-        value = names.state_generation(keys, known.namespace, generation)
-        (error,) = await self._caller.put([(name, (value,), None)])
-        if error is not None:
-            raise RemoteFailed("purge", str(error))
-        valid = names.record_prefix(keys, known.namespace, generation)
-        found = await self._caller.names(names.prefix(keys, known.namespace))
-        await self._deleted([one for one in found if one != name and not one.startswith(valid)])
+        await self._emptied(Purge.of(self._derive(known.tenant), known.namespace, generation))
         if known.generation != generation:
             return  # purged once more meanwhile
         if known.heard:
@@ -136,6 +130,27 @@ class Purges:
         known.heard = True
         async with self._told:
             self._told.notify_all()
+
+    async def _sweep_former(self, purge: Purge) -> None:
+        """Sweep what lies under the names of a master key that holds no more: now, and once more later."""
+        this, now = (purge.prefix, b""), asyncio.get_running_loop().time()
+        if now < self._again.get(this, 0.0):
+            return
+        await self._emptied(purge)
+        if this not in self._again:
+            self._again[this] = now + 2 * FRESH_S
+            return
+        del self._again[this]
+        self._generations.ledger.former.remove(purge)
+        await self._generations.saved()
+
+    async def _emptied(self, purge: Purge) -> None:
+        """Have the store say which generation is valid, and hold nothing of others."""
+        (error,) = await self._caller.put([(purge.name, (purge.stated,), None)])
+        if error is not None:
+            raise RemoteFailed("purge", str(error))
+        found = await self._caller.names(purge.prefix)
+        await self._deleted([name for name in found if purge.dooms(name)])
 
     async def _deleted(self, doomed: Sequence[str]) -> None:
         for start in range(0, len(doomed), _AT_ONCE):

@@ -9,6 +9,7 @@ from support.fake_store import FakeStore
 from support.shared import TENANT, fetch, filled, host, key, stats, store, tiers, until, written
 from support.toy import IDENTITY, block, soon, toy_service
 
+from kvtcd.admin import rekey
 from kvtcd.core.errors import NotFound
 from kvtcd.core.keys import TenantKeys
 from kvtcd.core.place import Tier
@@ -207,3 +208,31 @@ async def test_flush_and_restart_go_on_without_the_store(tmp_path) -> None:
         await toy.service.blocks.flush(ns, None, b"", soon())
     async with host(tmp_path, shared) as (toy, ns):
         assert [(await fetch(toy, ns, n))[0] for n in range(3)] == [block(n) for n in range(3)]
+
+
+@pytest.mark.usefixtures("fresh")
+async def test_a_purge_that_is_pending_reaches_the_store_under_the_old_names_after_a_rekey(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("kvtcd.engine.remote.tier.PURGE_S", 0.05)
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(3))
+        await written(one, 3)
+        shared.down = True
+        assert (await one.service.purge(TENANT, "n")).remote == "pending"
+    shared.down = False
+    before = (tmp_path / "one" / "master.key").read_bytes()
+    await asyncio.to_thread(rekey.command, tmp_path / "one", old=None, new=None)
+    assert (tmp_path / "one" / "master.key").read_bytes() != before
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await until(lambda: not [name for name in shared.records() if name.startswith(SPACE)])
+        said = shared.values[names.generation_name(KEYS, IDENTITY.digest)]
+        await until(lambda: stats(one).pending == 0)
+        await store(one, ns, [1])
+        await until(lambda: len(shared.records()) == 1)
+    async with host(tmp_path / "two", shared) as (two, other):  # under the old key still
+        assert await tiers(two, other, range(3)) == [None] * 3
+        assert two.service._remote._generations.ledger.of(TENANT, IDENTITY.digest).generation == (
+            names.stated_generation(KEYS, IDENTITY.digest, said)
+        )
