@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import fake_cuda
 from support.patience import PATIENCE_S
 
 from kvtcd.codec.residency import Residency
@@ -189,3 +192,47 @@ def test_a_transform_is_as_large_as_it_says():
         transform = Transform(mean, basis, basis if orthonormal else basis + 1, 3)
         tensors = {t.data_ptr(): t.nbytes for t in vars(transform).values() if isinstance(t, torch.Tensor)}
         assert Transform.nbytes(7, 60, orthonormal=orthonormal, device=CPU) == sum(tensors.values())
+
+
+def test_bases_are_made_on_one_stream_of_their_device_and_are_there_when_they_are_given(monkeypatch):
+    """Streams of whoever comes first end with him; and others read what is given without waiting for it."""
+    fake_cuda.install(monkeypatch)
+    residency, device, log, streams = Residency(), torch.device("cuda", 1), [], []
+    caller, gate, begun = torch.cuda.Stream(device), threading.Event(), threading.Event()
+
+    def make():
+        streams.append(torch.cuda.current_stream(device))
+        fake_cuda.launch(lambda: (gate.wait(PATIENCE_S), log.append("made")))
+        begun.set()
+        return [Basis()]
+
+    def use():
+        for key in ("a", "b"):
+            with torch.cuda.stream(caller), residency.hold(key, device, 40, make):
+                log.append("used")
+
+    using = threading.Thread(target=use)
+    using.start()
+    assert begun.wait(PATIENCE_S)
+    assert streams[0].awaited.wait(PATIENCE_S)
+    gate.set()
+    using.join(PATIENCE_S)
+
+    assert log == ["made", "used"] * 2
+    assert streams[0] is streams[1] is not caller
+    assert streams[0].device == device
+
+
+def test_what_is_in_use_is_reused_behind_the_stream_that_reads_it(monkeypatch):
+    """Of the device where it lies, whichever is current; torch is told of each tensor."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    transform, told = Transform(torch.zeros(60), torch.eye(60)[:7], torch.eye(60)[:7] + 1, 3), []
+    names = [name for name, value in vars(transform).items() if isinstance(value, torch.Tensor)]
+    for name in names:
+        told_of = partial(lambda name, stream: told.append((name, stream)), name)
+        there = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1), record_stream=told_of)
+        monkeypatch.setattr(transform, name, there)
+    transform.in_use()
+
+    assert sorted(told) == sorted((name, "stream of cuda:1") for name in names)
+    assert len(names) == 3

@@ -52,8 +52,8 @@ class _Default:
 class _Stream:
     def __init__(self, device: torch.device, priority: int = 0) -> None:
         self.device, self.priority = device, priority
-        self.waiting = threading.Event()
-        """Set once the device has come to an event in this stream."""
+        self.waiting, self.awaited = threading.Event(), threading.Event()
+        """Set once the device has come to an event in this stream, and once a thread waits for the stream."""
         self.cuda_stream = next(_numbers)
         self.work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=_device_loop, args=(self.work,), daemon=True).start()
@@ -65,6 +65,7 @@ class _Stream:
     def synchronize(self) -> None:
         done = threading.Event()
         self.work.put(done.set)
+        self.awaited.set()
         assert done.wait(PATIENCE_S)
 
 
