@@ -71,7 +71,7 @@ step "codecs without kernels" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds
   --json "$out/codec-no-kernels.json"
 step "codecs without graphs" 20 "${bench[@]}" --codec kvtc2 --p 14336 --seconds 3 --no-graphs \
   --json "$out/codec-no-graphs.json"
-step "overlap" 25 "${figures[@]}" overlap straight
+step "overlap" 19 "${figures[@]}" overlap straight
 step "speeds" 30 "${figures[@]}" speeds # last, since it takes the time that is left
 
 step "report" 10 "$python" -m support.gpu_report "$out"

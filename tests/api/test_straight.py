@@ -401,3 +401,16 @@ async def test_who_goes_away_leaves_nothing_pinned_and_nothing_open(machine):
         assert here.catalog.residents.pins, "its memory is written to"
         gate.set()
         await until(lambda: not here.catalog.residents.pins)
+
+
+async def test_a_device_that_is_lost_is_a_miss_and_lets_go_of_everything(machine, monkeypatch):
+    fake_cuda.install(monkeypatch)
+    async with site(machine, kind="stand-in") as here:
+        await here.packed(0)
+        fake_cuda.break_down(monkeypatch, "synchronize")
+        status, answer = await get(here.daemon, here.region, (key(0), span(0)))
+        assert (status, [row["status"] for row in answer["blocks"]]) == (200, ["miss"])
+        assert here.straight("failed") == 1
+        assert here.where(0) == "disk", "the record is unharmed"
+        assert not here.catalog.residents.pins
+        assert await asyncio.to_thread(here.engine.recall) == b""
