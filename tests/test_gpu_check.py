@@ -492,7 +492,7 @@ def test_the_report_is_good_only_if_all_has_run(tmp_path, capsys, tests, other, 
     report = json.loads((tmp_path / "report.json").read_text())
 
     assert said in capsys.readouterr().out
-    assert {"machine", "date", "steps", "parts", "codecs"} <= set(report)
+    assert {"date", "steps", "parts", "codecs"} <= set(report)
     assert report["codecs"]["codec"]["rows"] == [{"p": 32768}]
 
 

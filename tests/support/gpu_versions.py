@@ -42,7 +42,8 @@ def versions(device: torch.device, driver: Path = _DRIVER) -> dict[str, object]:
     """Say what card, driver and libraries there are."""
     found: dict[str, object] = {
         "python": platform.python_version(),
-        "kernel": platform.release(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
         "driver": driver.read_text().splitlines()[0] if driver.exists() else None,
         "driver_cuda": _driver_cuda(),
         "cuda": torch.version.cuda,
