@@ -99,7 +99,7 @@ def examine(client: Client, tcp: config.daemon.Tcp | None = None) -> Iterator[Fi
     stats = client.stats()
     yield from _tiers(stats["tiers"])
     for fault, count in stats.get("degraded", {}).items():
-        if fault != "remote-away":  # that is asked below
+        if not fault.startswith("remote-"):  # that is asked below
             (line,) = degraded.said({fault: count})
             where = "KvtcdUnknownGpu" if fault == "unknown-gpu" else "KvtcdQuarantined"
             yield Finding("degraded", "wrong", f"{line}; see the log, and {where} in systemd/README.md")
@@ -155,8 +155,11 @@ def _remote(figures: Mapping[str, Any]) -> Finding:
     said += [f"{figures[name]:,} {text}" for name, text in _DOUBTS.items() if figures[name]]
     if away := figures["breaker"] != "closed" or figures["failing"]:
         said.insert(0, "it does not answer; the log says why")
+    elif figures["refusing"]:
+        said.insert(0, "it takes no blocks; the log says what it answers")
+    wrong = away or figures["refusing"] or figures["refused"]
     doubtful = any(figures[name] for name in _DOUBTS)
-    return Finding("tier remote", "wrong" if away else "note" if doubtful else "ok", "; ".join(said))
+    return Finding("tier remote", "wrong" if wrong else "note" if doubtful else "ok", "; ".join(said))
 
 
 def _asked_remote(client: Client, name: str) -> Mapping[str, Any]:

@@ -248,6 +248,13 @@ class RemoteFailed(KvtcdError):
         super().__init__(f"remote {op} failed: {why}")
 
 
+class RemoteLeftAlone(RemoteFailed):
+    """The shared store was not asked: it failed several times in a row a moment ago."""
+
+    def __init__(self, op: str, seconds: float) -> None:
+        super().__init__(op, f"it is left alone for another {seconds:.1f} s")
+
+
 class ConfigError(KvtcdError):
     """A configuration or policy file with a wrong field."""
 

@@ -24,11 +24,13 @@ SALT_HEADER, DEADLINE_HEADER = "Kvtcd-Salt", "Kvtcd-Deadline-Ms"
 MAX_FIRST_TOKEN = (1 << 62) - 1
 
 DiskState = Literal["ok", "off", "full"]
-Fault = Literal["left-out", "set-aside", "other-key", "out-of-use", "remote-away", "unknown-gpu"]
+Fault = Literal[
+    "left-out", "set-aside", "other-key", "out-of-use", "remote-away", "remote-refuses", "unknown-gpu"
+]
 """What is not as it should be while everything else is served. The disk environment of a tenant could not be
 opened at the start (and he is refused), was damaged then or earlier (and begun anew, with what was damaged
 beside it), is under another master key (and left alone), or failed since; the store that is shared does not
-answer."""
+answer, or takes no blocks; policies name a GPU for which the start has prepared nothing."""
 MAX_BLOCKS = 8192
 """Blocks of one request."""
 MAX_LEASE_S = 3600.0

@@ -24,6 +24,7 @@ from kvtcd.engine.readers import Readers
 from kvtcd.engine.recorder import Line, Recorder
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.sessions import Batch, Lease, settle
+from kvtcd.engine.sharing import Sharing
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
 
@@ -57,6 +58,7 @@ class Blocks:
         self._driver, self._memory, self._tenancy = driver, memory, tenancy
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
         self._errands, self._remote = errands, remote
+        self._sharing = Sharing(driver.catalog, remote)
         self._registry = tenancy.registry
         self._readers = Readers()
         metrics.oldest_reader.set_function(self._readers.oldest_s)
@@ -82,6 +84,8 @@ class Blocks:
             yield batch
         finally:
             batch.abandon()
+            for record_key in batch.known:
+                self._sharing.needed(namespace, record_key)
 
     @asynccontextmanager
     async def read(
@@ -109,7 +113,7 @@ class Blocks:
         self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float,
         into: Destination | None,
     ) -> AsyncIterator[Lease]:  # fmt: skip
-        fetched = await self._fetched(namespace, record_key, deadline)
+        fetched = await self._sharing.fetched(namespace, record_key, deadline)
         found = self._driver.catalog.places(record_key)[:1]
         unpacks = into is not None and into.gpu == namespace.codec.gpu
         place = await self._pinned(namespace, record_key, deadline, unpacks=unpacks)
@@ -122,6 +126,8 @@ class Blocks:
         try:
             self._count(namespace, Tier.REMOTE if fetched else found[0])
             self._tally.found(namespace.number, Tier.REMOTE if fetched else found[0])
+            if found[0] is not Place.DISK:  # else it was read for this
+                self._sharing.needed(namespace, record_key)
             with self._readers.reading():
                 yield Lease(key, nbytes, tokens, Tier.REMOTE if fetched else found[0].tier, pieces)
         finally:
@@ -163,12 +169,6 @@ class Blocks:
     def _count(self, namespace: Namespace, found: object) -> None:
         if not namespace.trial:
             self._metrics.gets.labels(found).inc()
-
-    async def _fetched(self, namespace: Namespace, record_key: RecordKey, deadline: float) -> bool:
-        """Bring a block from the remote tier that is not here; tell whether it came from there."""
-        if self._remote is None or self._driver.catalog.places(record_key):
-            return False
-        return await self._remote.bring(namespace, record_key, deadline)
 
     async def read_many(
         self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes, deadline: float,
@@ -230,6 +230,8 @@ class Blocks:
         record_keys = [*map(self._registry.record_keys(namespace, salt), keys)]
         known = [key for key in record_keys if catalog.places(key) or key in catalog.residents.doomed]
         owner, remote = self._registry.tenants[namespace.tenant], self._remote
+        if namespace.trial:
+            remote = None  # nothing of it is ever there
         if remote is None:
             await self._errands.finish("delete", self._tenancy.delete(known, owner))
             return len(known)
@@ -270,7 +272,7 @@ class Blocks:
             request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
-                    await self._fetched(namespace, record_key, deadline)
+                    await self._sharing.fetched(namespace, record_key, deadline)
                     reason: str | None = await self._driver.ask(request, deadline)
             except DeadlineExceeded:
                 reason = LATE

@@ -89,7 +89,7 @@ class Mover:
 
     Attributes:
         packed: told of each record that a block was packed into.
-        passed: told of each that was read from disk and proved sound; its bytes are gone thereafter.
+        passed: told of each that was read and proved sound; its bytes are gone thereafter.
         missing: told of a profile that a blob needs and that is not here; tells whether it is now.
     """
 
@@ -274,8 +274,7 @@ class Mover:
     async def _up_with(self, block: Packed, landing: Landing) -> Unpacked:
         async with self._up.enter() as flight:
             unpacked = await self._unpacker.unpack(flight, block, landing)
-            if block.source is Place.DISK:
-                self.passed(block.key, unpacked.record, unpacked.origin, block.tenant)
+            self.passed(block.key, unpacked.record, unpacked.origin, block.tenant)
         return unpacked
 
     async def _copy(self, move: Move) -> Outcome:

@@ -55,6 +55,8 @@ class Overview:
         found = dict(self._faults())
         if self._remote and self._remote.away:
             found["remote-away"] = 1
+        if self._remote and self._remote.refusing:
+            found["remote-refuses"] = 1
         return found
 
     @property

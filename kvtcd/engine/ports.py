@@ -234,7 +234,10 @@ kept if the store keeps time, None: as long as the store likes."""
 
 
 class RemoteStore(Protocol):
-    """A store that several daemons share. Some of many answers may be errors; if all are, one is raised."""
+    """A store that several daemons share. Some answers, or all, may be errors; or one is raised.
+
+    An `OSError` among answers says that there was nobody to be asked, any other error that it was refused.
+    """
 
     async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
         """Hand out values, each as soon as it is here; what is larger than `most` is not what it was.

@@ -111,6 +111,9 @@ class Batch:
     `first_token` is 0 begins a sequence. Of a sequence shorter than the policy's `min_tokens` nothing is
     kept; how long it is shows only at the end, so its blocks take room until then. A batch that is to be
     durable rather waits for room than have others lost for it.
+
+    Attributes:
+        known: blocks that were here already.
     """
 
     def __init__(
@@ -133,6 +136,7 @@ class Batch:
         self._record_key = registry.record_keys(namespace, salt)
         self._tenant = registry.tenants[namespace.tenant]
         self._deadline = deadline
+        self.known: list[RecordKey] = []
         self._results: list[BlockResult] = []
         self._open: list[Slot] = []
         self._held: list[tuple[EngineKey, RecordKey]] = []
@@ -209,6 +213,7 @@ class Batch:
     def _refused(self, key: EngineKey, record_key: RecordKey, reason: Reason) -> None:
         if reason is Reason.DUPLICATE:
             self._told(key, "duplicate")
+            self.known.append(record_key)
             self._held.append((key, record_key))
         else:
             self._told(key, "dropped", reason)

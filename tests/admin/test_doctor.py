@@ -264,14 +264,17 @@ async def test_a_shared_store_that_is_away_is_found_out_even_if_nobody_has_asked
 async def test_how_a_shared_store_is_said_to_be() -> None:
     names = [
         "queue_blocks", "written", "there", "dropped", "hits", "misses", "refused", "failed", "pending",
-        "answered", "failing",
+        "answered", "failing", "refusing",
     ]  # fmt: skip
     quiet = {"breaker": "closed"} | dict.fromkeys(names, 0)
     well = doctor._remote(quiet | {"hits": 12})
     away = doctor._remote(quiet | {"breaker": "open", "pending": 1})
     planted = doctor._remote(quiet | {"refused": 3})
 
-    assert (well.state, away.state, planted.state) == ("ok", "wrong", "note")
+    full = doctor._remote(quiet | {"refusing": 7, "queue_blocks": 2})
+
+    assert (well.state, away.state, planted.state, full.state) == ("ok", "wrong", "wrong", "wrong")
+    assert "it takes no blocks; the log says what it answers" in full.said
     assert "12 hits" in well.said
     assert "breaker open" in away.said
     assert "1 purges or deletes are still to be done there" in away.said

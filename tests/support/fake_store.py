@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 class FakeStore:
     """Values by name. `down`: calls fail. `lost`: names that no node has now. `gate`: calls wait for it.
 
+    `refuses`: kinds of calls that are answered with an error for each name. `poison`: what no put may have at
+    the end of a name, or its connection is closed.
+
     Attributes:
         calls: how often each kind of call was made.
         asked: names of all calls of a kind.
@@ -21,6 +24,8 @@ class FakeStore:
     ttls: dict[str, int | None] = field(default_factory=dict)
     down: bool = False
     lost: set[str] = field(default_factory=set)
+    refuses: dict[str, Exception] = field(default_factory=dict)
+    poison: str = "none"
     calls: Counter[str] = field(default_factory=Counter)
     asked: dict[str, list[str]] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,6 +52,10 @@ class FakeStore:
 
     async def put(self, items):
         await self._call("put", [name for name, _, _ in items])
+        if any(name.endswith(self.poison) for name, _, _ in items):
+            raise ConnectionError("it has closed the connection")
+        if "put" in self.refuses:
+            return [self.refuses["put"]] * len(items)
         for name, parts, ttl in items:
             if name not in self.lost:
                 self.values[name], self.ttls[name] = b"".join(parts), ttl
@@ -54,10 +63,14 @@ class FakeStore:
 
     async def exists(self, names):
         await self._call("exists", names)
+        if "exists" in self.refuses:
+            return [self.refuses["exists"]] * len(names)
         return [self._answer(name, name in self.values) for name in names]
 
     async def delete(self, names):
         await self._call("delete", names)
+        if "delete" in self.refuses:
+            return [self.refuses["delete"]] * len(names)
         for name in names:
             if name not in self.lost:
                 self.values.pop(name, None)

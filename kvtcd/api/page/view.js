@@ -35,6 +35,7 @@ const FAULTS = {
   "other-key": "tenants on disk are under another master key, and nothing of theirs is served",
   "out-of-use": "disk environments failed, and are out of use until the next start",
   "remote-away": "the store that is shared with other daemons does not answer",
+  "remote-refuses": "the store that is shared with other daemons takes no blocks, and they wait",
   "unknown-gpu": "policies name GPUs for which the start has prepared nothing, and have to do without",
 };
 

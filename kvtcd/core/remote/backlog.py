@@ -1,10 +1,15 @@
-"""What waits to be written to a store: a queue that is bounded in bytes, and drops what does not fit."""
+"""What waits to be written to a store: a queue that is bounded in bytes, and takes nothing more when full.
+
+What came first is kept, since blocks of a prefix come in order, and the later ones are of no use without the
+earlier. What could not be written waits for as long as it takes: only what the store refuses on its own
+account, while it takes other things, is given up.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -22,20 +27,26 @@ class Offer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[T]):
-    """Something that waits; `attempts` to write it have failed."""
+    """Something that waits.
+
+    Attributes:
+        refused: how often it was refused on its own account.
+        failed: how much had been settled when it failed last; None: it has not.
+    """
 
     name: str
     nbytes: int
     item: T
-    attempts: int = 0
+    refused: int = 0
+    failed: int | None = None
 
 
 class Backlog(Generic[T]):
-    """First in, first out. What is taken counts until it is `settled` or comes back by `again`.
+    """First in, first out. What is taken counts until it is `settled` or stands aside by `again`.
 
     Args:
         capacity: bytes.
-        attempts: how often one item is tried.
+        attempts: how often one item may be refused on its own account.
 
     Attributes:
         nbytes: of all that waits or is being written.
@@ -45,10 +56,12 @@ class Backlog(Generic[T]):
         self._capacity, self._attempts = capacity, attempts
         self._waiting: OrderedDict[str, Waiting[T]] = OrderedDict()
         self._taken: dict[str, Waiting[T]] = {}
+        self._aside: dict[str, Waiting[T]] = {}
+        self._settled = 0
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._taken)
+        return len(self._waiting) + len(self._taken) + len(self._aside)
 
     @property
     def waiting(self) -> int:
@@ -56,8 +69,8 @@ class Backlog(Generic[T]):
         return len(self._waiting)
 
     def offer(self, name: str, nbytes: int, item: T) -> Offer:
-        """Let something wait, if there is room; what came first is kept."""
-        if name in self._waiting or name in self._taken:
+        """Let something wait, if there is room."""
+        if name in self._waiting or name in self._taken or name in self._aside:
             return Offer.KNOWN
         if self.nbytes + nbytes > self._capacity:
             return Offer.FULL
@@ -86,23 +99,49 @@ class Backlog(Generic[T]):
     def settled(self, one: Waiting[T]) -> bool:
         """Something that was taken is written, or is not to be; tell whether it was still wanted."""
         wanted = self._taken.pop(one.name, None) is not None
+        self._settled += wanted
         self.nbytes -= wanted * one.nbytes
         return wanted
 
-    def again(self, one: Waiting[T]) -> bool:
-        """Something that was taken could not be written: let it wait in front; False: it is given up."""
-        if one.attempts + 1 >= self._attempts or not self.wants(one):
-            self.settled(one)
+    def alone(self, one: Waiting[T]) -> bool:
+        """Tell whether others were settled since something failed last: failing again is its own doing."""
+        return one.failed is not None and one.failed < self._settled
+
+    def again(self, one: Waiting[T], *, own: bool) -> bool:
+        """Something that was taken could not be written: let it stand aside until `resume`.
+
+        Args:
+            one: what was taken.
+            own: it was refused on its own account.
+
+        Returns:
+            False: it is given up.
+        """
+        refused = one.refused + own
+        if refused >= self._attempts or not self.wants(one):
+            if self._taken.pop(one.name, None):
+                self.nbytes -= one.nbytes
             return False
         del self._taken[one.name]
-        self._waiting[one.name] = Waiting(one.name, one.nbytes, one.item, one.attempts + 1)
-        self._waiting.move_to_end(one.name, last=False)
+        self._aside[one.name] = replace(one, refused=refused, failed=self._settled)
         return True
+
+    @property
+    def aside(self) -> int:
+        """Items that stand aside."""
+        return len(self._aside)
+
+    def resume(self) -> None:
+        """Let all that stands aside wait in front, in the order in which it got there."""
+        for one in reversed(self._aside.values()):
+            self._waiting[one.name] = one
+            self._waiting.move_to_end(one.name, last=False)
+        self._aside.clear()
 
     def discard(self, doomed: Callable[[str], bool]) -> int:
         """Forget what has such names, taken or not; return how many there were."""
-        names = [name for name in (*self._waiting, *self._taken) if doomed(name)]
+        names = [name for name in (*self._waiting, *self._taken, *self._aside) if doomed(name)]
         for name in names:
-            one = self._waiting.pop(name, None) or self._taken.pop(name)
+            one = self._waiting.pop(name, None) or self._taken.pop(name, None) or self._aside.pop(name)
             self.nbytes -= one.nbytes
         return len(names)

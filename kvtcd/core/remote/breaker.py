@@ -51,6 +51,10 @@ class Breaker:
         self._probing = False
         self.opened = self.answered = 0
 
+    def fellow(self) -> Breaker:
+        """Return another one, closed, with the same clock and luck."""
+        return Breaker(self._clock, self._luck)
+
     @property
     def state(self) -> BreakerState:
         """What it lets through now."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from kvtcd.core.errors import RemoteFailed
+from kvtcd.core.errors import RemoteFailed, RemoteLeftAlone
 from kvtcd.core.remote.breaker import Breaker, BreakerState, pause
 from kvtcd.engine.ports import Came, Item, RemoteStore, Value
 from kvtcd.engine.remote.figures import Figures
@@ -17,17 +17,26 @@ _log = logging.getLogger(__name__)
 ATTEMPTS = 3
 _FIRST_S, _LONGEST_S = 0.05, 1.0
 """Pauses between attempts."""
+_TOLD_S = 60.0
+"""Seconds between two lines in the log about calls of one kind that fail for one cause."""
 
 
 class Caller:
-    """Asks a store. Whatever goes wrong there is `RemoteFailed` here.
+    """Asks a store. Whatever goes wrong there is `RemoteFailed` here; not to ask it is `RemoteLeftAlone`.
+
+    A store may be read from and refuse to be written to, since it is full, say, or a replica: so there are
+    breakers of their own for writing and for removing, and none of them keeps readers away.
 
     Args:
         store: what is asked.
-        breaker: told how it went.
+        breaker: told how it went, and like those of writing and removing.
         figures: told of failures.
         timeout: seconds of one attempt.
         luck: see `pause`.
+
+    Attributes:
+        breaker: of all else.
+        writes: of writing records.
     """
 
     def __init__(
@@ -37,6 +46,8 @@ class Caller:
         self._store, self._figures, self._timeout, self._luck = store, figures, timeout, luck
         self.breaker = breaker
         self._ending = False
+        self.writes, self._urgent, self._removals = (breaker.fellow() for _ in range(3))
+        self._told: dict[tuple[str, str], float] = {}
 
     async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
         """Hand out values, each once, however often the store is asked; see `RemoteStore`."""
@@ -57,9 +68,10 @@ class Caller:
             raise RemoteFailed("get", _why(there))
         return values[0] if there else None
 
-    async def put(self, items: Sequence[Item]) -> list[Exception | None]:
-        """Store values; see `RemoteStore`."""
-        return await self._call("put", lambda: self._store.put(items))
+    async def put(self, items: Sequence[Item], *, urgent: bool = False) -> list[Exception | None]:
+        """Store values; see `RemoteStore`. What is `urgent` is tried also while records are refused."""
+        breaker = self._urgent if urgent else self.writes
+        return await self._call("put", lambda: self._store.put(items), breaker)
 
     async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
         """Tell which names have a value; see `RemoteStore`."""
@@ -67,7 +79,7 @@ class Caller:
 
     async def delete(self, names: Sequence[str]) -> None:
         """Remove values, all of them."""
-        for answer in await self._call("delete", lambda: self._store.delete(names)):
+        for answer in await self._call("delete", lambda: self._store.delete(names), self._removals):
             if answer is not None:
                 raise RemoteFailed("delete", _why(answer))
 
@@ -91,39 +103,63 @@ class Caller:
         except Exception as error:  # noqa: BLE001 - a client library may raise anything, and this is the end
             _log.debug("the remote store: closing: %s", error)
 
-    async def _call(self, what: str, call: Callable[[], Awaitable[T]], *, limited: bool = True) -> T:
+    async def _call(
+        self, what: str, call: Callable[[], Awaitable[T]], breaker: Breaker | None = None, *,
+        limited: bool = True,
+    ) -> T:  # fmt: skip
+        breaker = breaker or self.breaker
         for attempt in range(1, ATTEMPTS + 1):
             if self._ending:
                 raise RemoteFailed(what, "this daemon ends")
-            if not self.breaker.admits():
-                raise RemoteFailed(what, f"it is left alone for another {self.breaker.wait:.1f} s")
+            # While the store does not answer, it is not asked to write or remove either.
+            if self.breaker.wait or not breaker.admits():
+                raise RemoteLeftAlone(what, max(self.breaker.wait, breaker.wait))
             try:
                 async with asyncio.timeout(self._timeout if limited else None):
-                    answer = await call()
+                    answer = await self._answered(what, call)
             except asyncio.CancelledError:
-                self.breaker.withdrawn()
+                breaker.withdrawn()
                 raise
             except Exception as error:  # noqa: BLE001 - a client library may raise anything
-                self._failed(what, error)
+                self._failed(what, error, breaker)
                 if attempt == ATTEMPTS:
                     raise RemoteFailed(what, _why(error)) from None
                 await asyncio.sleep(pause(attempt, _FIRST_S, _LONGEST_S, self._luck))
             else:
-                self.breaker.succeeded()
+                breaker.succeeded()
                 return answer
         raise AssertionError("the last attempt returns or raises")
 
-    def _failed(self, what: str, error: Exception) -> None:
-        before = self.breaker.opened
-        self.breaker.failed()
-        self._figures.failures.labels(what, type(error).__name__).inc()
-        if self.breaker.opened > before:
+    async def _answered(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Return what a store answers, unless all of it is errors: that is a call that failed."""
+        answer = await call()
+        if isinstance(answer, list):
+            errors = [one for one in answer if isinstance(one, Exception)]
+            if errors and len(errors) == len(answer):
+                raise errors[0]
+            for error in {type(error): error for error in errors}.values():
+                self._note(what, error)
+        return answer
+
+    def _failed(self, what: str, error: Exception, breaker: Breaker) -> None:
+        before = breaker.opened
+        breaker.failed()
+        self._note(what, error)
+        if breaker.opened > before:
             self._figures.opened.inc()
             _log.warning(
-                "the remote store is left alone for a while: %s: %s; blocks are kept here meanwhile",
-                what,
-                _why(error),
-            )
+                "the remote store is left alone for a while%s: %s: %s; blocks are kept here meanwhile",
+                "" if breaker is self.breaker else ", but for reading", what, _why(error),
+            )  # fmt: skip
+
+    def _note(self, what: str, error: Exception) -> None:
+        """Count a failure by its cause, and log what the store said, once in a while."""
+        cause = type(error).__name__
+        self._figures.failures.labels(what, cause).inc()
+        now = asyncio.get_running_loop().time()
+        if now - self._told.get((what, cause), -_TOLD_S) >= _TOLD_S:
+            self._told[what, cause] = now
+            _log.warning("the remote store: %s failed: %s: %s", what, cause, _why(error))
 
     @property
     def state(self) -> BreakerState:

@@ -8,6 +8,7 @@ from kvtcd.core.message import Answer
 from kvtcd.core.messages import Count
 from kvtcd.core.remote.backlog import Offer
 from kvtcd.core.remote.breaker import Breaker
+from kvtcd.engine.metrics import REFUSALS
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote.figures import Figures, count
 
@@ -25,10 +26,11 @@ class RemoteStats(Answer):
         dropped: blocks that were not written: the queue was full, or the store failed.
         hits: blocks that came from it.
         misses: blocks that it did not have.
-        refused: objects that were no record of ours.
+        refused: objects that were no record, profile or generation of ours.
         failed: blocks that it may have had, but could not be asked for.
         answered: calls that it answered.
         failing: calls in a row, up to the last one, that it did not.
+        refusing: calls that were to write blocks and did not, in a row up to the last one; 0 when none waits.
         pending: purges and deletes that it still has to do.
     """
 
@@ -44,14 +46,18 @@ class RemoteStats(Answer):
     failed: Count
     answered: Count
     failing: Count
+    refusing: Count
     pending: Count
 
     @classmethod
-    def of(cls, figures: Figures, breaker: Breaker, waiting: tuple[int, int], pending: int) -> RemoteStats:
+    def of(
+        cls, figures: Figures, breaker: Breaker, writes: Breaker, waiting: tuple[int, int], pending: int
+    ) -> RemoteStats:
         """Return what was counted."""
+        refused = sum(count(figures.refused, error) for error in REFUSALS)
         return cls(
             str(breaker.state), *waiting, count(figures.puts, fig.STORED), count(figures.puts, fig.THERE),
             count(figures.puts, fig.FAILED) + count(figures.offers, Offer.FULL), count(figures.gets, fig.HIT),
-            count(figures.gets, fig.MISS), count(figures.gets, fig.REFUSED), count(figures.gets, fig.FAILED),
-            breaker.answered, breaker.failing, pending,
+            count(figures.gets, fig.MISS), refused, count(figures.gets, fig.FAILED),
+            breaker.answered, breaker.failing, writes.failing if waiting[0] else 0, pending,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from kvtcd.engine.remote.figures import Figures
 from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.profiles import Profiles
 from kvtcd.engine.remote.purges import Purges
+from kvtcd.engine.remote.reminders import Reminders
 from kvtcd.engine.remote.stats import RemoteStats
 from kvtcd.engine.remote.writing import WRITERS, Parcel, Writing
 from kvtcd.engine.steps import Origin, Record
@@ -60,6 +61,7 @@ class RemoteTier:
         self._writing, self._arrivals, self._purges = writing, arrivals, purges
         self.profiles, self.lane = profiles, lane
         self._registry, self._figures, self._errands, self._look_s = registry, figures, errands, look_s
+        self._reminders = Reminders(registry, lane, self._absent, self.packed)
         self._looking: set[asyncio.Task[None]] = set()
         self._running: list[asyncio.Task[None]] = []
 
@@ -80,10 +82,11 @@ class RemoteTier:
         """
         self._writing.written = written
         self.profiles.arrived = lambda: self._errands.start("profile", profiled())
-        self._generations.cleared = cleared
+        self._generations.cleared, self._generations.mending = cleared, self._purges.wake
         works = [
             self._generations.watch(),
             self._purges.run(),
+            self._reminders.run(),
             *(self._writing.run() for _ in range(WRITERS)),
         ]
         self._running = [self._errands.start("remote", work) for work in works]
@@ -95,7 +98,9 @@ class RemoteTier:
             deadline: loop time; what is not written by then is not written.
         """
         loop = asyncio.get_running_loop()
-        while self._caller.state is BreakerState.CLOSED and (left := deadline - loop.time()) > 0:
+        while (
+            not (self.away or self.refusing or self._writing.stuck) and (left := deadline - loop.time()) > 0
+        ):
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _GLANCE_S)):
                     await self._writing.drained()
@@ -114,19 +119,30 @@ class RemoteTier:
         """Have the record of a block that was just packed written in its turn, if its policy says so."""
         namespace = origin.namespace
         full = origin.tokens == namespace.identity.block_tokens
-        if full and namespace.policy.remote.write == "behind" and self._registry.admits(namespace):
+        if full and self._writes(namespace) and self._registry.admits(namespace):
             self._writing.offer(Parcel(key, record, namespace, tenant))
 
     def passed(self, key: RecordKey, record: Record, origin: Origin, tenant: Tenant) -> None:
-        """Have a record that was read from disk written, too, unless the store is known to have it."""
+        """Have a record that was read written, too, unless the store is known to have it."""
         name = self._name(origin.namespace, key)
-        if origin.namespace.policy.remote.write == "behind" and not (name and self._presence.ask(name)):
+        if self._writes(origin.namespace) and not (name and self._presence.ask(name)):
             self.packed(key, Record(record.envelope, bytearray(record.bytes)), origin, tenant)
+
+    def needed(self, namespace: Namespace, key: RecordKey) -> None:
+        """Have a block written that is used here and lies on disk, if the store proves not to have it."""
+        name = self._name(namespace, key)
+        if self._writes(namespace) and name and not self._presence.ask(name):
+            self._reminders.remind(namespace, key)
 
     @property
     def away(self) -> bool:
         """Whether the store is left alone, since it does not answer."""
         return self._caller.state is not BreakerState.CLOSED
+
+    @property
+    def refusing(self) -> bool:
+        """Whether blocks wait that the store, though it answers, does not take."""
+        return self._caller.writes.state is not BreakerState.CLOSED and bool(self._writing.waiting[0])
 
     async def drained(self) -> None:
         """Return when nothing waits to be written."""
@@ -198,8 +214,11 @@ class RemoteTier:
 
     def stats(self) -> RemoteStats:
         """Return how it is."""
-        pending = self._generations.ledger.pending
-        return RemoteStats.of(self._figures, self._caller.breaker, self._writing.waiting, pending)
+        caller, pending = self._caller, self._generations.ledger.pending
+        return RemoteStats.of(self._figures, caller.breaker, caller.writes, self._writing.waiting, pending)
+
+    def _writes(self, namespace: Namespace) -> bool:
+        return namespace.policy.remote.write == "behind" and not namespace.trial
 
     def _reads(self, namespace: Namespace) -> bool:
         return namespace.policy.remote.read
@@ -226,12 +245,28 @@ class RemoteTier:
             _log.debug("the remote store was not looked at: %s", error)
 
     async def _all_there(self, asked: Sequence[str]) -> bool:
-        unknown = [name for name in asked if self._presence.ask(name) is None]
+        there = await self._find_out(asked)
+        return all(there.get(name) for name in asked)
+
+    async def _absent(self, namespace: Namespace, keys: Sequence[RecordKey]) -> list[RecordKey]:
+        if self._writing.crowded:
+            return []
+        generation = await self._generations.ensure(namespace)
+        tenant = self._registry.tenants[namespace.tenant].keys
+        named = {names.record_name(tenant, namespace.digest, generation, key): key for key in keys}
+        there = await self._find_out(list(named))
+        return [key for name, key in named.items() if there.get(name) is False]
+
+    async def _find_out(self, asked: Sequence[str]) -> dict[str, bool]:
+        """Return which names are there, as far as that is known; what is not is asked for."""
+        known = {name: there for name in asked if (there := self._presence.ask(name)) is not None}
+        unknown = [name for name in asked if name not in known]
         if unknown:
-            for name, there in zip(unknown, await self._caller.exists(unknown), strict=True):
-                if isinstance(there, bool):
-                    self._presence.note(name, there=there)
-        return all(self._presence.ask(name) for name in asked)
+            for name, answer in zip(unknown, await self._caller.exists(unknown), strict=True):
+                if isinstance(answer, bool):
+                    self._presence.note(name, there=answer)
+                    known[name] = answer
+        return known
 
 
 async def _ended(tasks: set[asyncio.Task[None]]) -> None:

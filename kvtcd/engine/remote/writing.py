@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvtcd.core.errors import RemoteFailed
+from kvtcd.core.errors import RemoteFailed, RemoteLeftAlone
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.remote import names
 from kvtcd.core.remote.backlog import Backlog, Offer, Waiting
@@ -26,6 +26,8 @@ from kvtcd.engine.steps import Record
 WRITERS = 2
 """Batches under way: one is made ready while another is sent."""
 BATCH, BATCH_BYTES = 32, 8 << 20
+RESUME_S = 1.0
+"""Seconds until what could not be written is tried again, if the store is asked at all by then."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +44,10 @@ class Parcel:
 class Writing:
     """The queue and who empties it. All methods belong to the loop.
 
+    While the store is left alone nothing is taken from the queue, and what could not be written goes back.
+    After a call that failed blocks go one by one until one is taken, so that a block which makes every call
+    fail is found out, and costs no other.
+
     Args:
         caller: of the store.
         generations: that records are written under.
@@ -51,7 +57,7 @@ class Writing:
         lane: on which records are made ready.
         figures: told of all of it.
         capacity: bytes that wait at most.
-        attempts: how often a block is tried.
+        attempts: how often a block may be refused on its own account.
         ttl: seconds that a record is kept, None: as long as the store likes.
         encrypt: encrypt what is not.
 
@@ -66,11 +72,13 @@ class Writing:
     ) -> None:  # fmt: skip
         self._caller, self._generations, self._profiles = caller, generations, profiles
         self._presence, self._registry, self._lane, self._figures = presence, registry, lane, figures
-        self._ttl, self._encrypt = ttl, encrypt
+        self._ttl, self._encrypt, self._capacity = ttl, encrypt, capacity
         self.written: Callable[[Parcel], None] = _nobody
         self._backlog: Backlog[Parcel] = Backlog(capacity, attempts=attempts)
         self._offered, self._empty = asyncio.Event(), asyncio.Event()
         self._empty.set()
+        self._most = BATCH
+        self._resuming = False
 
     def offer(self, parcel: Parcel) -> None:
         """Let a record wait to be written, if there is room."""
@@ -96,6 +104,16 @@ class Writing:
         self._count()
 
     @property
+    def crowded(self) -> bool:
+        """Whether so much waits that only what is new should."""
+        return 2 * self._backlog.nbytes > self._capacity
+
+    @property
+    def stuck(self) -> bool:
+        """Whether all that waits has been tried, and could not be written."""
+        return 0 < len(self._backlog) == self._backlog.aside
+
+    @property
     def waiting(self) -> tuple[int, int]:
         """Blocks that wait or are being written, and their bytes."""
         return len(self._backlog), self._backlog.nbytes
@@ -103,10 +121,10 @@ class Writing:
     async def run(self) -> None:
         """Write what is offered, without end."""
         while True:
-            if wait := self._caller.breaker.wait:
+            if wait := max(self._caller.breaker.wait, self._caller.writes.wait):
                 await asyncio.sleep(wait)
                 continue
-            batch = self._backlog.take(most=BATCH, nbytes=BATCH_BYTES)
+            batch = self._backlog.take(most=self._most, nbytes=BATCH_BYTES)
             if not batch:
                 self._offered.clear()
                 await self._offered.wait()
@@ -115,10 +133,10 @@ class Writing:
                 await self._write(batch)
             except RemoteFailed as error:
                 _log.debug("%d blocks were not written to the remote store: %s", len(batch), error)
-                self._give_back(batch)
+                self._give_back(batch, own=False)
             except Exception:  # noqa: BLE001 - whatever it is costs these blocks, not those that come after
                 _log.exception("unexpected failure while writing to the remote store")
-                self._give_back(batch)
+                self._give_back(batch, own=True)
             self._count()
 
     async def drained(self) -> None:
@@ -128,14 +146,24 @@ class Writing:
     async def _write(self, batch: list[Waiting[Parcel]]) -> None:
         named: dict[str, Waiting[Parcel]] = {}
         generations: dict[str, int] = {}
+        parts: dict[int, list[Waiting[Parcel]]] = {}
         for one in batch:
-            parcel = one.item
-            if not self._registry.admits(parcel.namespace):
+            if self._registry.admits(one.item.namespace):
+                parts.setdefault(one.item.namespace.number, []).append(one)
+            else:
                 self._backlog.settled(one)
+        for part in parts.values():
+            namespace = part[0].item.namespace
+            try:
+                generation = await self._generations.ensure(namespace)
+            except RemoteFailed as error:  # others may be written all the same
+                _log.debug("%d blocks were not written to the remote store: %s", len(part), error)
+                self._give_back(part, own=False)
                 continue
-            generation = await self._generations.ensure(parcel.namespace)
-            name = names.record_name(parcel.tenant.keys, parcel.namespace.digest, generation, parcel.key)
-            named[name], generations[name] = one, generation
+            for one in part:
+                keys, key = one.item.tenant.keys, one.item.key
+                name = names.record_name(keys, namespace.digest, generation, key)
+                named[name], generations[name] = one, generation
         absent = await self._absent(named)
         for one in {named[name].item.namespace.number: named[name] for name in absent}.values():
             await self._profiles.send(one.item.namespace)
@@ -154,7 +182,7 @@ class Writing:
         for name, one in named.items():
             there = found.get(name, True)
             if isinstance(there, Exception):
-                self._give_back([one])
+                self._give_back([one], own=False)
             elif there:
                 self._presence.note(name, there=True)
                 self._settled(one, fig.THERE, name)
@@ -173,10 +201,21 @@ class Writing:
         ]
 
     async def _send(self, items: list[Item], named: dict[str, Waiting[Parcel]]) -> None:
-        answers = await self._caller.put(items)
+        try:
+            answers = await self._caller.put(items)
+        except RemoteLeftAlone:
+            raise
+        except RemoteFailed:
+            self._most = 1
+            if len(items) == 1:
+                one = named[items[0][0]]
+                self._give_back([one], own=self._backlog.alone(one))
+            raise
+        self._most = BATCH
         for (name, parts, _), error in zip(items, answers, strict=True):
             if error is not None:
-                self._give_back([named[name]])
+                # Others were taken by the same call: this one was refused, or lies where nobody is asked now.
+                self._give_back([named[name]], own=not isinstance(error, OSError))
                 continue
             self._presence.note(name, there=True)
             self._figures.bytes.labels("out").inc(sum(map(len, parts)))
@@ -193,10 +232,18 @@ class Writing:
             self._presence.note(name, there=False)
         return wanted
 
-    def _give_back(self, batch: list[Waiting[Parcel]]) -> None:
-        for one in reversed(batch):
-            if self._backlog.wants(one) and not self._backlog.again(one):
+    def _give_back(self, batch: list[Waiting[Parcel]], *, own: bool) -> None:
+        """Have what could not be written wait again, but for what is given up."""
+        for one in batch:
+            if self._backlog.wants(one) and not self._backlog.again(one, own=own):
                 self._figures.puts.labels(fig.FAILED).inc()
+        if self._backlog.aside and not self._resuming:
+            self._resuming = True
+            asyncio.get_running_loop().call_later(RESUME_S, self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = False
+        self._backlog.resume()
         self._offered.set()
 
     def _count(self) -> None:

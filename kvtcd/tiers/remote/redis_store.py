@@ -13,7 +13,9 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError, SlotNotCoveredError
+from redis.exceptions import ClusterDownError, ClusterError, ResponseError, SlotNotCoveredError
+from redis.exceptions import ConnectionError as Unconnected
+from redis.exceptions import TimeoutError as Late
 
 from kvtcd.tiers.remote.redis_connection import DirectConnection, DirectTLSConnection, Joined, Parts
 
@@ -76,7 +78,20 @@ class RedisStore:
             if isinstance(answer, ResponseError) and str(answer).startswith("WRONGTYPE"):
                 came(name, b"\0")  # something else has this name: no record, and no fault of the server
                 answers[number] = True
+        await self._tell_empty(names, answers, came)
         return answers
+
+    async def _tell_empty(self, names: Sequence[str], answers: list[Any], came: Came) -> None:
+        """Hand out empty values, which no range tells from missing ones."""
+        none = [number for number, answer in enumerate(answers) if answer is False]
+        asked = [(word, names[number]) for number in none for word in ("EXISTS", "STRLEN")]
+        found = iter(await self._ask(asked) if asked else [])
+        for number, there, length in zip(none, found, found, strict=True):
+            if isinstance(there, Exception):
+                answers[number] = there
+            elif there and length == 0:
+                came(names[number], b"")
+                answers[number] = True
 
     async def put(self, items: Sequence[tuple[str, Parts, int | None]]) -> list[Exception | None]:
         """Store values under names, each for so many seconds, or for as long as the server likes."""
@@ -128,10 +143,8 @@ class RedisStore:
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
             for at, number in enumerate(part):
-                answers[number] = result if isinstance(result, Exception) else result[at]
-        errors = [one for one in answers if isinstance(one, Exception)]
-        if errors and len(errors) == len(answers):
-            raise errors[0]
+                answer = result if isinstance(result, Exception) else result[at]
+                answers[number] = _away(answer) if isinstance(answer, Exception) else answer
         return answers
 
     async def _ready(self) -> RedisCluster:
@@ -157,6 +170,13 @@ def _handed_out(value: bytes | memoryview, *, came: Callable[[bytes | memoryview
 
 def _done(answers: list[Any]) -> list[Exception | None]:
     return [answer if isinstance(answer, Exception) else None for answer in answers]
+
+
+def _away(error: Exception) -> Exception:
+    """Return what says so in Python's own words, if nobody could be asked."""
+    if isinstance(error, Unconnected | ClusterDownError | ClusterError):
+        return ConnectionError(str(error))
+    return TimeoutError(str(error)) if isinstance(error, Late) else error
 
 
 def _escaped(text: str) -> str:

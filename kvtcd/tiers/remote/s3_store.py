@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import obstore
+from obstore.exceptions import GenericError
 from obstore.store import S3Store as Bucket
 
 T = TypeVar("T")
 U = TypeVar("U")
+_REFUSED = re.compile(r"status code: 4(?!08|29)")
+"""How the library says that it is the request that is wrong, and not the service or the time."""
 _AT_ONCE = 32
 """Requests that are under way."""
 _DELETED = 1000
@@ -125,8 +129,13 @@ class S3Store:
         for answer in await asyncio.gather(*map(one, items), return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, Exception):
                 raise answer
-            answers.append(answer)
+            answers.append(_away(answer) if isinstance(answer, GenericError) else answer)
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if errors and len(errors) == len(answers):
             raise errors[0]
         return answers
+
+
+def _away(error: GenericError) -> Exception:
+    """Return what says in Python's own words that nobody could be asked, if that is so."""
+    return error if _REFUSED.search(str(error)) else ConnectionError(str(error))

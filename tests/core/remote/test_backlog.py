@@ -19,14 +19,16 @@ class Queue(RuleBasedStateMachine):
         self.backlog: Backlog[str] = Backlog(CAPACITY, attempts=ATTEMPTS)
         self.waiting: list[Waiting[str]] = []
         self.taken: list[Waiting[str]] = []
+        self.aside: list[Waiting[str]] = []
+        self.done = 0
         self.stale: list[Waiting[str]] = []
         """What was taken and then forgotten: whoever took it does not know yet."""
 
     @rule(name=st.sampled_from(NAMES), nbytes=st.integers(1, 12))
     def offer(self, name: str, nbytes: int) -> None:
         outcome = self.backlog.offer(name, nbytes, f"{name} of {nbytes}")
-        known = [one.name for one in (*self.waiting, *self.taken)]
-        size = sum(one.nbytes for one in (*self.waiting, *self.taken))
+        known = [one.name for one in (*self.waiting, *self.taken, *self.aside)]
+        size = sum(one.nbytes for one in (*self.waiting, *self.taken, *self.aside))
         if name in known:
             assert outcome is Offer.KNOWN
         elif size + nbytes > CAPACITY:
@@ -52,21 +54,29 @@ class Queue(RuleBasedStateMachine):
         one = data.draw(st.sampled_from(self.taken + self.stale))
         if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
             return  # its name has a successor under way, which no caller has while it has this one
+        self.done += one in self.taken
         assert self.backlog.settled(one) == (one in self.taken)
         self.drop(one)
 
     @precondition(lambda self: self.taken or self.stale)
-    @rule(data=st.data())
-    def again(self, data) -> None:
+    @rule(data=st.data(), own=st.booleans())
+    def again(self, data, own: bool) -> None:
         one = data.draw(st.sampled_from(self.taken + self.stale))
         if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
             return
-        comes_back = one in self.taken and one.attempts + 1 < ATTEMPTS
+        comes_back = one in self.taken and one.refused + own < ATTEMPTS
         assert self.backlog.wants(one) == (one in self.taken)
-        assert self.backlog.again(one) == comes_back
+        assert self.backlog.alone(one) == (one.failed is not None and self.done > one.failed)
+        assert self.backlog.again(one, own=own) == comes_back
         if comes_back:
-            self.waiting.insert(0, Waiting(one.name, one.nbytes, one.item, one.attempts + 1))
+            self.aside.append(Waiting(one.name, one.nbytes, one.item, one.refused + own, self.done))
         self.drop(one)
+
+    @rule()
+    def resume(self) -> None:
+        self.backlog.resume()
+        self.waiting = self.aside + self.waiting
+        self.aside = []
 
     def drop(self, one: Waiting[str]) -> None:
         self.taken = [each for each in self.taken if each is not one]
@@ -74,16 +84,19 @@ class Queue(RuleBasedStateMachine):
 
     @rule(space=st.sampled_from("ab"))
     def discard(self, space: str) -> None:
-        doomed = [one for one in (*self.waiting, *self.taken) if one.name.startswith(space)]
+        doomed = [one for one in (*self.waiting, *self.taken, *self.aside) if one.name.startswith(space)]
         assert self.backlog.discard(lambda name: name.startswith(space)) == len(doomed)
         self.stale += [one for one in self.taken if one in doomed]
         self.waiting = [one for one in self.waiting if one not in doomed]
+        self.aside = [one for one in self.aside if one not in doomed]
         self.taken = [one for one in self.taken if one not in doomed]
 
     @invariant()
     def sums(self) -> None:
-        assert self.backlog.nbytes == sum(one.nbytes for one in (*self.waiting, *self.taken)) <= CAPACITY
-        assert len(self.backlog) == len(self.waiting) + len(self.taken)
+        everything = (*self.waiting, *self.taken, *self.aside)
+        assert self.backlog.nbytes == sum(one.nbytes for one in everything) <= CAPACITY
+        assert len(self.backlog) == len(self.waiting) + len(self.taken) + len(self.aside)
+        assert self.backlog.aside == len(self.aside)
 
 
 TestQueue = Queue.TestCase
