@@ -14,6 +14,7 @@ from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
 from kvtcd.core.devices import DeviceName, GpuName
+from kvtcd.core.exhaustion import exhausted
 from kvtcd.core.policy import Policy
 from kvtcd.tiers.device import DeviceMemory
 from kvtcd.tiers.memory import HostMemory
@@ -92,7 +93,9 @@ def device_memories(config: Config, policies: Sequence[Policy]) -> dict[GpuName,
             capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
         try:
             found[asked.name] = DeviceMemory(capacity, device)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not exhausted(error):
+                raise
             why = f"{show_bytes(capacity)} cannot be had of {asked.name}: {error}"
             raise config.fault("gpu.capacity", why) from None
     return found

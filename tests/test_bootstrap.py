@@ -377,6 +377,27 @@ def test_each_gpu_that_holds_blocks_has_the_whole_capacity(tmp_path, monkeypatch
     assert none == {}
 
 
+@pytest.mark.usefixtures("twin")
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), ConfigError),
+        (torch.AcceleratorError("CUDA error: out of memory"), ConfigError),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), RuntimeError),
+    ],
+    ids=repr,
+)
+def test_a_gpu_tier_that_finds_no_memory_is_a_fault_of_the_configuration(
+    tmp_path, monkeypatch, error, raised
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(machine, "DeviceMemory", refuse)
+    with pytest.raises(raised, match=r"gpu\.capacity.*cannot be had" if raised is ConfigError else "illegal"):
+        machine.device_memories(configuration(tmp_path, device="cpu", gpu=1 << 20), ())
+
+
 def test_a_policy_that_names_a_gpu_where_none_holds_blocks_is_said_before_a_start(tmp_path) -> None:
     for to, said in (("cuda:1", 1), ("gpu", 0), ("host", 0)):
         config = configuration(tmp_path, device="cpu", gpu=0, to=to)

@@ -25,6 +25,7 @@ from torch import Tensor
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.stages import stage, unwatched
 from kvtcd.codec.transform import Transform
+from kvtcd.core.exhaustion import exhausted
 
 _log = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ class Graphs:
         why = "capture"
         if isinstance(error, Different):
             why = "different"
-        elif isinstance(error, torch.OutOfMemoryError):
+        elif exhausted(error):
             why = "memory"
         self._failed(why)
         _log.warning(

@@ -419,7 +419,9 @@ def test_without_memory_to_record_in_blocks_are_the_same(path, choice, begin):
             failing["seen"] += operation.launches and failing["on"]
             if failing["on"] and failing["seen"] > begin:
                 failing["on"] = False
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise RuntimeError(
+                    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+                )
 
         with there_.device.telling(told):
             for number in range(2 * DUE):
