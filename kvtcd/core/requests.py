@@ -58,6 +58,9 @@ class Requests:
         for key in list(room.lifts):
             if reason := room.unliftable(residents.entries[key]):
                 answers.not_lifted(key, reason)
+            elif self._is_up(residents.entries[key], Tier.GPU):  # it lay elsewhere, until its home changed
+                answers.grant(*answers.prefetched[Tier.GPU].done(key))
+                del room.lifts[key]
         answers.give_up_unsettleable()
 
     def close(self, namespace: int) -> None:

@@ -23,7 +23,7 @@ from kvtcd.admin import doctor
 from kvtcd.admin.doctor import examine
 from kvtcd.client import Client
 from kvtcd.core.access import Caller, Scope
-from kvtcd.core.policy import DiskTier, Policy
+from kvtcd.core.policy import DiskTier, Match, Policy, Promote
 from kvtcd.cuda.imports import Imports
 from kvtcd.tiers.disk import Put
 
@@ -129,6 +129,23 @@ async def test_a_device_that_holds_less_than_it_should_is_noted(monkeypatch):
         state, said = (await findings(daemon.socket))["tier disk"]
         assert state == "note"
         assert "is full and holds 5.4 GB less" in said
+
+
+async def test_each_gpu_is_looked_at_and_one_that_no_start_knew_is_wrong():
+    policies = (Policy("far", Match(namespace="far"), promote=Promote("cuda:7")), Policy("rest"))
+    async with running(
+        host=128 << 20, gpu={"cuda:0": 1 << 20, "cuda:1": 2 << 20}, load=lambda: policies
+    ) as daemon:
+        before = await findings(daemon.socket)
+        async with daemon.request("POST", "/v1/policies:reload", headers={TENANT_HEADER: "uid:0"}) as answer:
+            assert answer.status == 200
+        found = await findings(daemon.socket)
+    tiers = {name: said for name, (state, said) in before.items() if name.startswith("tier gpu")}
+    assert list(tiers) == ["tier gpu", "tier gpu, cuda:0", "tier gpu, cuda:1"]
+    assert "degraded" not in before
+    assert found["degraded"][0] == "wrong"
+    assert "unknown-gpu (1)" in found["degraded"][1]
+    assert "KvtcdUnknownGpu" in found["degraded"][1]
 
 
 async def test_other_bytes_than_were_stored_are_a_fault(monkeypatch):

@@ -170,6 +170,23 @@ def test_the_hour_is_a_line_of_bars(values, drawn) -> None:
     assert top.spark(values, 8) == drawn
 
 
+def test_of_several_gpus_each_has_a_row() -> None:
+    answers = answered(5, 3, 1, [])
+    one, two = ({"capacity": each, "used": each // 2, "blocks": each // 10} for each in (4000, 2000))
+    gpu = {"capacity": 6000, "withheld": 0, "used": 3000, "raw": form(600, 3000, 3000, 9)}
+
+    def lines(devices) -> list[list[str]]:
+        tiers = {"gpu": gpu | {"devices": devices}} | answers.stats["tiers"]
+        text = shown_as_text(replace(answers, stats={**answers.stats, "tiers": tiers}))
+        return [
+            words for line in text.splitlines() if (words := line.split()) and words[0][:2] in {"gp", "cu"}
+        ]
+
+    assert [row[0] for row in lines({"cuda:0": one, "cuda:1": two})] == ["gpu", "cuda:0", "cuda:1"]
+    assert lines({"cuda:0": one, "cuda:1": two})[1][-1] == "400"
+    assert [row[0] for row in lines({"cuda:0": one})] == ["gpu"], "of one there is nothing more to say"
+
+
 def test_names_are_whole_on_a_terminal_of_80_columns() -> None:
     name = "team-a.llama-3.3-70b-instruct.fp8.tp4-rank0.context-131072.produ"
     answers = answered(5, 3, 1, [])

@@ -196,6 +196,24 @@ def test_a_copy_that_comes_down_from_a_gpu_stays_until_that_has_ended(failed) ->
         assert lifts(scene)[-1] == (0, TWO)
 
 
+def test_a_prefetch_is_served_when_the_home_changes_back_while_its_copy_still_lies_there() -> None:
+    """Found by a long run: the copy was busy, so it had not gone, and nothing more arrived."""
+    scene = Scene(lifting(), host=20, gpu={ONE: 10, TWO: 10})
+    stored(scene, 0)
+    scene.read(0)
+    scene.settle_down()
+    stored(scene, 1, 2)
+    scene.get(0)
+    assert "0 gpu-host" in scene.moving()
+    scene.govern(1, lifting(TWO))
+    waiting = scene.prefetch(0, Tier.GPU)
+    assert scene.answers[waiting] == WAITS
+    scene.govern(1, lifting())
+
+    assert scene.answers[waiting] is None
+    assert not scene.catalog.room.lifts
+
+
 def test_leases_and_readers_keep_no_copy_on_a_gpu_that_is_no_home_any_more() -> None:
     scene = two()
     stored(scene, 0)
