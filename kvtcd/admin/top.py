@@ -6,9 +6,10 @@ It asks every few seconds what the page asks too, and goes on asking while the d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -79,6 +80,8 @@ def _watch(client: Client, every_s: float, console: Console) -> Answers | None:
 def render(answers: Answers, shown: Figures) -> RenderableType:
     """Return the figures as they look."""
     parts: list[RenderableType] = [_head(answers, shown), _tiers(answers, shown)]
+    if remote := answers.stats.get("remote"):
+        parts.append(_remote(remote))
     if shown.namespaces:
         parts.append(_namespaces(answers, shown))
     if shown.tenants:
@@ -127,6 +130,18 @@ def _tiers(answers: Answers, shown: Figures) -> Table:
             share = _share(device["used"] / device["capacity"])
             used, capacity = _bytes(device["used"]), _bytes(device["capacity"])
             table.add_row(f"  {name}", used, capacity, share, f"{device['blocks']:,}", "", "")
+    return table
+
+
+def _remote(remote: Mapping[str, Any]) -> Table:
+    table = _table(
+        "shared store", "state", "waiting", "bytes", "hits", "misses", "written", "dropped", "refused"
+    )
+    state = "away" if remote["breaker"] != "closed" else "takes no blocks" if remote["refusing"] else "ok"
+    table.add_row(
+        state, f"{remote['queue_blocks']:,}", _bytes(remote["queue_bytes"]),
+        *(f"{remote[name]:,}" for name in ("hits", "misses", "written", "dropped", "refused")),
+    )  # fmt: skip
     return table
 
 

@@ -48,6 +48,7 @@ class Blocks:
 
     Attributes:
         draining: no blocks are taken any more.
+        sharing: what concerns the remote tier.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Blocks:
         self._driver, self._memory, self._tenancy = driver, memory, tenancy
         self._metrics, self._tally, self._recorder = metrics, tally, recorder
         self._errands, self._remote = errands, remote
-        self._sharing = Sharing(driver.catalog, remote)
+        self.sharing = Sharing(driver.catalog, remote)
         self._registry = tenancy.registry
         self._readers = Readers()
         metrics.oldest_reader.set_function(self._readers.oldest_s)
@@ -85,7 +86,7 @@ class Blocks:
         finally:
             batch.abandon()
             for record_key in batch.known:
-                self._sharing.needed(namespace, record_key)
+                self.sharing.needed(namespace, record_key)
 
     @asynccontextmanager
     async def read(
@@ -113,7 +114,7 @@ class Blocks:
         self, namespace: Namespace, key: EngineKey, record_key: RecordKey, deadline: float,
         into: Destination | None,
     ) -> AsyncIterator[Lease]:  # fmt: skip
-        fetched = await self._sharing.fetched(namespace, record_key, deadline)
+        fetched = await self.sharing.fetched(namespace, record_key, deadline)
         found = self._driver.catalog.places(record_key)[:1]
         unpacks = into is not None and into.gpu == namespace.codec.gpu
         place = await self._pinned(namespace, record_key, deadline, unpacks=unpacks)
@@ -127,7 +128,7 @@ class Blocks:
             self._count(namespace, Tier.REMOTE if fetched else found[0])
             self._tally.found(namespace.number, Tier.REMOTE if fetched else found[0])
             if found[0] is not Place.DISK:  # else it was read for this
-                self._sharing.needed(namespace, record_key)
+                self.sharing.needed(namespace, record_key)
             with self._readers.reading():
                 yield Lease(key, nbytes, tokens, Tier.REMOTE if fetched else found[0].tier, pieces)
         finally:
@@ -230,12 +231,10 @@ class Blocks:
         record_keys = [*map(self._registry.record_keys(namespace, salt), keys)]
         known = [key for key in record_keys if catalog.places(key) or key in catalog.residents.doomed]
         owner, remote = self._registry.tenants[namespace.tenant], self._remote
-        if namespace.trial:
-            remote = None  # nothing of it is ever there
-        if remote is None:
+        if remote is None or namespace.trial:  # nothing of a trial is ever there
             await self._errands.finish("delete", self._tenancy.delete(known, owner))
             return len(known)
-        away = sum(remote.has(namespace, key) for key in {*record_keys} - {*known})
+        there = self.sharing.there(namespace, keys, record_keys)
 
         async def everywhere() -> None:
             # Served no more from now on; and once more, when no move is under way that could offer one.
@@ -243,7 +242,8 @@ class Blocks:
             await remote.forget(namespace, known)
 
         await self._errands.finish("delete", everywhere())
-        return len(known) + away
+        self.sharing.unshared(namespace, [*there], salt)
+        return len({*known, *there.values()})
 
     async def flush(
         self, namespace: Namespace, keys: Sequence[EngineKey] | None, salt: bytes, deadline: float
@@ -272,7 +272,7 @@ class Blocks:
             request = Request(lambda ticket: ev.Prefetch(ticket, record_key, tier))
             try:
                 async with gate:
-                    await self._sharing.fetched(namespace, record_key, deadline)
+                    await self.sharing.fetched(namespace, record_key, deadline)
                     reason: str | None = await self._driver.ask(request, deadline)
             except DeadlineExceeded:
                 reason = LATE

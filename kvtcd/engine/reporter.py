@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from kvtcd.core import record as records
 from kvtcd.core.errors import KvtcdError
+from kvtcd.core.keys import EngineKey
 from kvtcd.core.notices import Notice, What
 from kvtcd.core.place import Place, Tier
+from kvtcd.core.reason import Reason
 from kvtcd.core.record import Envelope
 from kvtcd.engine.changes import Change, Left, Moved, Stored
 from kvtcd.engine.driver import Driver
@@ -61,6 +63,15 @@ class Reporter:
                 tokens=sealed.tokens,
             )  # fmt: skip
             self._feeds.publish(namespace.tenant, notice)
+
+    def unshared(self, namespace: Namespace, keys: Sequence[EngineKey], salt: bytes) -> None:
+        """Report that blocks were deleted which the remote tier had."""
+        if self._feeds.watched(namespace.tenant) and self._registry.admits(namespace):
+            for key in keys:
+                notice = Notice(
+                    What.DROPPED, None, namespace.name, key, salt, Tier.REMOTE, reason=Reason.DELETED
+                )
+                self._feeds.publish(namespace.tenant, notice)
 
     def purged(self, namespace: Namespace) -> None:
         """Report that a namespace is gone."""

@@ -105,6 +105,7 @@ class Service:
         self._registry = tenancy.registry
         self.pulse = Pulse(self._workers)
         self._reporter = Reporter(driver, tenancy.registry, self.feeds, self._errands)
+        self.blocks.sharing.unshared = self._reporter.unshared
         self._changes = Changes(driver.catalog.residents)
         driver.observers.append(self._observe)
         self._ticking: asyncio.Task[None] | None = None

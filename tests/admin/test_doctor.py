@@ -276,6 +276,7 @@ async def test_a_shared_store_that_is_away_is_found_out_even_if_nobody_has_asked
             state, said = (await findings(daemon.socket))["tier remote"]
             assert state == ("wrong" if down else "ok"), said
             assert ("does not answer" in said) == down
+            assert daemon.toy.service.overview.stats("uid:1").remote.pending == 0, "it leaves nothing"
 
 
 async def test_how_a_shared_store_is_said_to_be() -> None:

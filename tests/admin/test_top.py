@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
+from support.fake_store import FakeStore
 from support.http import running
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 from typer.testing import CliRunner
@@ -154,6 +156,20 @@ def test_what_came_from_the_shared_store_was_found() -> None:
     answers = answered(200, 130, 100, [(100, 100, 0)])
     shown = figures(replace(answers, stats={**answers.stats, "fetched": 7}))
     assert (shown.recent.blocks, shown.recent.hits) == (137, 37)
+
+
+@pytest.mark.asyncio
+async def test_the_shared_store_is_shown_and_that_it_is_away(tmp_path) -> None:
+    for down in (False, True):
+        async with running(state=tmp_path / str(down), remote=FakeStore(down=down)) as daemon:
+            answers = await asyncio.to_thread(traffic, daemon.socket)
+        away = dict(answers.stats["remote"]) | {"breaker": "open", "queue_blocks": 3333}
+        stats = dict(answers.stats) | {"remote": away if down else answers.stats["remote"]}
+        shown = io.StringIO()
+        Console(file=shown, width=100).print(top.render(replace(answers, stats=stats), figures(answers)))
+        (row,) = re.findall(r"^shared store *\n.*\n(.*)$", shown.getvalue(), re.MULTILINE)
+        assert row.startswith("away ") == down
+        assert (" 3,333 " in row) == down
 
 
 def test_a_daemon_that_has_just_started_has_rates_since_then() -> None:

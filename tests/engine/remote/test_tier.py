@@ -400,6 +400,19 @@ async def test_listeners_are_told_of_what_the_store_has_and_of_what_came_from_it
     assert (remote.key, remote.namespace, remote.tokens) == (key(1), "n", BLOCK_TOKENS)
 
 
+async def test_listeners_are_told_that_a_deleted_block_is_in_the_store_no_more(tmp_path) -> None:
+    shared = FakeStore()
+    await filled(tmp_path / "one", shared, [1, 2])
+    async with host(tmp_path / "two", shared) as (two, ns):
+        await tiers(two, ns, [1, 2])
+        with two.service.feeds.listen(TENANT, None, None) as listener:
+            assert await two.service.blocks.delete(ns, [key(1), key(1), key(7)], b"") == 1
+            (dropped,) = await listener.take(PATIENCE_S) or []
+
+    assert (dropped.what, dropped.key, dropped.namespace) == (What.DROPPED, key(1), "n")
+    assert (dropped.tier, dropped.reason, dropped.left) == (Tier.REMOTE, "deleted", ())
+
+
 async def test_a_block_that_is_deleted_while_it_is_packed_does_not_come_back_from_the_store(tmp_path) -> None:
     shared, packing = FakeStore(), threading.Event()
     async with host(tmp_path, shared) as (toy, ns):
