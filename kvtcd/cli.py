@@ -34,6 +34,7 @@ from kvtcd.cli_options import (
     TraceOption,
     device_option,
     input_option,
+    number_option,
     refuse_idle,
 )
 from kvtcd.core.errors import (
@@ -133,7 +134,7 @@ def policy_simulate(
     ],
     ratio: Annotated[
         list[float] | None,
-        typer.Option(min=1, help="How much smaller stored blocks are, several allowed; default: 1."),
+        number_option(min=1, help="How much smaller stored blocks are, several allowed; default: 1."),
     ] = None,
     bytes_per_token: TokenBytesOption = None,
     plot: PlotOption = None,
@@ -213,7 +214,7 @@ def plan(
     bytes_per_token: TokenBytesOption = None,
     ratio: Annotated[
         float | None,
-        typer.Option(min=1, help="Of whole prefixes, where the profile's curve does not say it."),
+        number_option(min=1, help="Of whole prefixes, where the profile's curve does not say it."),
     ] = None,
     policy: PolicyOption = None,
     tokens: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtcd import config
-from kvtcd.cli_options import JsonOption, output_option
+from kvtcd.cli_options import JsonOption, number_option, output_option
 from kvtcd.core import access
 from kvtcd.core.errors import BadRequest, ConfigError, Unavailable, UnknownNamespace
 
@@ -142,7 +142,7 @@ def purge(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     deadline: Annotated[
-        float, typer.Option(min=1, help="Seconds to wait; the purge goes on behind it.")
+        float, number_option(min=1, help="Seconds to wait; the purge goes on behind it.")
     ] = 600,
 ) -> None:
     """Remove a namespace and all its bytes from a running daemon, and what was set aside of its tenant."""
@@ -238,7 +238,7 @@ def import_(
 def top(
     address: AddressArgument = None,
     *,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    every: Annotated[float, number_option(min=0.2, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show it once, for a log or a pipe.")] = False,
     json: JsonOption = None,
 ) -> None:

@@ -15,6 +15,7 @@ from kvtcd.cli_options import (
     ThreadsOption,
     device_option,
     input_option,
+    number_option,
     output_option,
 )
 
@@ -28,7 +29,7 @@ def overlap(
         list[int] | None, typer.Option(min=2, help="Blocks that move at once, several allowed; default: 8.")
     ] = None,
     disk_ms: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that each record makes the disk wait.")
+        float, number_option(min=0, help="Milliseconds that each record makes the disk wait.")
     ] = 50,
     device: Annotated[str, device_option(help="Where blocks are packed")] = "cpu",
     trace: Annotated[
@@ -71,7 +72,7 @@ def codec(
     graphs: Annotated[
         bool, typer.Option(help="On a GPU: replay what recurs, instead of telling it operation by operation.")
     ] = True,
-    seconds: Annotated[float, typer.Option(min=0, help="About how long to measure, all in all.")] = 240,
+    seconds: Annotated[float, number_option(min=0, help="About how long to measure, all in all.")] = 240,
     json: JsonOption = None,
     plot: PlotOption = None,
 ) -> None:

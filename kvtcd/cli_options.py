@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,11 @@ def device_option(*, help: str) -> Any:  # noqa: A002, ANN401 - both as in typer
     return typer.Option(help=f"{help}: cpu, cuda, cuda:N.", parser=_device, metavar="DEVICE")
 
 
+def number_option(*names: str, help: str, min: float) -> Any:  # noqa: A002, ANN401 - all as in typer
+    """Return an option for a number, or several, none of them infinite, which no lower bound refuses."""
+    return typer.Option(*names, help=help, min=min, callback=_finite)
+
+
 def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
     """Refuse options that were given and have no effect.
 
@@ -46,6 +53,13 @@ def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
         # By its name: typer has a click of its own or not, as its release has it.
         if parameter.name in names and source and source.name == "COMMANDLINE":
             raise ConfigError(parameter.opts[0], "", f"has no effect {why}; leave it out")
+
+
+def _finite(parameter: typer.CallbackParam, said: Any) -> Any:  # noqa: ANN401 - as in typer
+    for number in said if isinstance(said, Sequence) else [said]:
+        if number is not None and not math.isfinite(number):
+            raise ConfigError(parameter.opts[0], "", f"{number} is no number that means anything here")
+    return said
 
 
 def _device(said: str) -> str:
@@ -188,12 +202,12 @@ BenchOption = Annotated[
 ]
 PrefillOption = Annotated[
     float | None,
-    typer.Option("--prefill", min=0.001, help="In its place: tokens that the engine reads a second."),
+    number_option("--prefill", min=0.001, help="In its place: tokens that the engine reads a second."),
 ]
 ReuseOption = Annotated[
     float | None,
-    typer.Option("--reuse", min=0.001, help="And raw MB that are fetched and unpacked a second."),
+    number_option("--reuse", min=0.001, help="And raw MB that are fetched and unpacked a second."),
 ]
 OverheadOption = Annotated[
-    float, typer.Option("--overhead-ms", min=0, help="Of a fetch, whatever its length.")
+    float, number_option("--overhead-ms", min=0, help="Of a fetch, whatever its length.")
 ]

@@ -27,6 +27,7 @@ from kvtcd.cli_options import (
     TraceOption,
     WindowsOption,
     input_option,
+    number_option,
     output_option,
     refuse_idle,
 )
@@ -132,7 +133,7 @@ def scale(
     ] = None,
     ratio: Annotated[
         list[float] | None,
-        typer.Option(min=1, help="Of what is packed, end to end, several allowed; default: 1 and 16."),
+        number_option(min=1, help="Of what is packed, end to end, several allowed; default: 1 and 16."),
     ] = None,
     budget: Annotated[
         str, typer.Option(help="Raw blocks in a host's own cache, such as 3000blocks or 64GiB.")
@@ -140,9 +141,9 @@ def scale(
     store_budget: Annotated[
         str | None, typer.Option(help="The same for the store; default: room for all.")
     ] = None,
-    link: Annotated[float, typer.Option(min=0.001, help="Gbit/s of a host's link.")] = 25.0,
-    store: Annotated[float, typer.Option(min=0.001, help="Gbit/s out of the store, for all hosts.")] = 100.0,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Until the store's first byte comes.")] = 2.0,
+    link: Annotated[float, number_option(min=0.001, help="Gbit/s of a host's link.")] = 25.0,
+    store: Annotated[float, number_option(min=0.001, help="Gbit/s out of the store, for all hosts.")] = 100.0,
+    latency_ms: Annotated[float, number_option(min=0, help="Until the store's first byte comes.")] = 2.0,
     routing: Annotated[
         Literal["spread", "first-token"],
         typer.Option(help="Requests go to hosts in turn, or to where the first token comes earliest."),
@@ -190,7 +191,7 @@ def profile_choose(
     text: TextsOption,
     ratio: Annotated[
         list[float] | None,
-        typer.Option(min=1.0, help="To choose for, several allowed; default: 4, 8, 16, 32."),
+        number_option(min=1.0, help="To choose for, several allowed; default: 4, 8, 16, 32."),
     ] = None,
     codec: CodecsOption = [],  # noqa: B006 - typer copies it
     context: ContextOption = 1024,

@@ -18,14 +18,19 @@ WRITTEN = {"json", "plot", "report", "out", "trace"}
 
 def options(app=cli.app, name="kvtcd"):
     """Yield of every command its name, the name of a parameter, and what typer was told of it."""
+    yield from (each[:3] for each in typed_options(app, name))
+
+
+def typed_options(app=cli.app, name="kvtcd"):
+    """Yield the same, and the type of the parameter."""
     for command in app.registered_commands:
         called = f"{name} {command.name or command.callback.__name__}"
         for parameter, hint in get_type_hints(command.callback, include_extras=True).items():
             for info in getattr(hint, "__metadata__", ()):
-                yield called, parameter, info
+                yield called, parameter, info, hint.__origin__
     for group in app.registered_groups:
         own = group.name or group.typer_instance.info.name
-        yield from options(group.typer_instance, f"{name} {own}" if isinstance(own, str) else name)
+        yield from typed_options(group.typer_instance, f"{name} {own}" if isinstance(own, str) else name)
 
 
 def refused(info, said):
@@ -212,3 +217,25 @@ def test_figures_are_written_before_what_may_fail_to_draw_them():
     }
     assert len(both) >= 8
     assert [name for name, (written, drawn) in both.items() if written > drawn] == []
+
+
+def test_no_number_of_any_command_may_be_infinite() -> None:
+    numbers = {}
+    for called, parameter, info, kind in typed_options():
+        if "float" in str(kind):
+            numbers[called, parameter] = info.callback
+    known = {parameter for _, parameter in numbers}
+    assert known >= {"link", "store", "latency_ms", "ratio", "prefill", "reuse", "overhead_ms", "every"}
+    assert set(numbers.values()) == {cli_options._finite}
+
+
+@pytest.mark.parametrize("said", ["inf", "nan"])
+@pytest.mark.parametrize("option", ["--store", "--reuse", "--ratio", "--latency-ms"])
+def test_what_is_no_number_is_refused_by_its_option(tmp_path, said: str, option: str) -> None:
+    (trace := tmp_path / "trace.jsonl").touch()
+    answer = CliRunner().invoke(cli.app, ["lab", "scale", "--trace", str(trace), option, said])
+    if said == "inf":
+        assert isinstance(answer.exception, ConfigError)
+        assert str(answer.exception).startswith(f"{option}: {said} is no number")
+    assert answer.exit_code
+    assert option in answer.output + str(answer.exception)
