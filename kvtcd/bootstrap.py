@@ -261,7 +261,7 @@ def _assemble(
     )  # fmt: skip
     remote = _remote(
         config, state, entry, master=master, driver=driver, memory=memory, registry=registry, metrics=metrics,
-        profiles=profiles,
+        profiles=profiles, lane=lane,
     )  # fmt: skip
     if remote:
         mover.packed, mover.passed = remote.packed, remote.passed
@@ -281,6 +281,7 @@ def _assemble(
 def _remote(
     config: Config, state: StateDirectory, entry: bytes | None, *, master: bytes, driver: Driver,
     memory: HostMemory, registry: Registry, metrics: Metrics, profiles: ProfileFolder,
+    lane: Lane,
 ) -> RemoteTier | None:  # fmt: skip
     """Return the tier that is shared with other daemons, None without one."""
     if not config.remote.url:
@@ -290,9 +291,10 @@ def _remote(
     settings = Settings(
         timeout=said.timeout, look_s=said.look, queue=said.queue, ttl=said.ttl_s,
         present_s=said.believe_present, absent_s=said.believe_absent, encrypt=said.encrypt,
+        profile=said.profile,
     )  # fmt: skip
     return remote_tier(
         store, settings, driver=driver, memory=memory, registry=registry, metrics=metrics,
-        profiles=profiles, derive=partial(TenantKeys.derive, master), ledger=shared_store.ledger(state),
-        save=state.note_remote,
+        profiles=profiles, profile_lane=lane, derive=partial(TenantKeys.derive, master),
+        ledger=shared_store.ledger(state), save=state.note_remote,
     )  # fmt: skip

@@ -6,9 +6,10 @@ import hashlib
 import logging
 from pathlib import Path
 
-from kvtcd.codec.profile import SUFFIX, Profile, file_name, is_named, load, read_origin, store
+from kvtcd.codec.draft import Draft
+from kvtcd.codec.profile import SUFFIX, Profile, file_name, is_named, load, read_origin
 from kvtcd.codec.residency import Residency
-from kvtcd.core.errors import BadChecksum, Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
+from kvtcd.core.errors import Corrupt, KvtcdError, ProfileMismatch, UnknownProfile
 from kvtcd.core.identity import Identity
 
 _log = logging.getLogger(__name__)
@@ -67,33 +68,40 @@ class ProfileFolder:
             _log.warning("%s", fault)
             raise UnknownProfile(digest) from None
 
-    def read(self, digest: bytes) -> bytes:
-        """Return the content of the profile with a digest.
+    def size(self, digest: bytes) -> int:
+        """Return the bytes of the profile with a digest.
 
         Raises:
             UnknownProfile: it is not in the folder.
         """
         try:
-            return self.located(digest).read_bytes()
+            return self.located(digest).stat().st_size
         except OSError:
             raise UnknownProfile(digest) from None
 
-    def add(self, digest: bytes, content: bytes | memoryview) -> None:
-        """Put a profile into the folder, unless what it holds is no profile.
+    def piece(self, digest: bytes, start: int, nbytes: int) -> bytes:
+        """Return some bytes of the profile with a digest.
 
         Raises:
-            Corrupt: it is not the one with this digest, or none that this release reads.
-            OSError: it could not be written.
+            UnknownProfile: it is not in the folder, or not all of them are there.
         """
-        if hashlib.sha256(content).digest() != digest:
-            raise BadChecksum("profile", f"is not {digest.hex()}")
-        self._path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path = store(content, self._path)
         try:
-            self._load(path)
-        except Corrupt:
-            path.unlink()
-            raise
+            with self.located(digest).open("rb") as file:
+                file.seek(start)
+                found = file.read(nbytes)
+        except OSError:
+            raise UnknownProfile(digest) from None
+        if len(found) != nbytes:
+            raise UnknownProfile(digest)
+        return found
+
+    def draft(self, digest: bytes) -> Draft:
+        """Begin to write the profile with a digest.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        return Draft(self._path / file_name(digest), digest, self._load)
 
     def located(self, digest: bytes) -> Path:
         """Return the file with this content: under its digest, or under any name its owner gave it.

@@ -102,6 +102,8 @@ class Remote(Table):
     encrypt: bool = False
     ttl: Annotated[str, AfterValidator(_time)] = "7d"
     """How long Redis keeps a block; empty: as long as it likes."""
+    profile: Annotated[Size, at_least(_MIB)] = 4096 * _MIB
+    """Of a profile that is fetched, at most."""
     queue: Annotated[Size, at_least(_MIB)] = 256 * _MIB
     timeout: Annotated[float, Field(gt=0, le=60)] = 2.0
     look: Annotated[float, Field(ge=0, le=10)] = 0.05

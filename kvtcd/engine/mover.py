@@ -28,6 +28,7 @@ from kvtcd.core.errors import (
     DeviceLost,
     Drifted,
     KvtcdError,
+    RemoteFailed,
     StoreFailed,
     StoreFull,
     UnknownProfile,
@@ -90,7 +91,8 @@ class Mover:
     Attributes:
         packed: told of each record that a block was packed into.
         passed: told of each that was read and proved sound; its bytes are gone thereafter.
-        missing: told of a profile that a blob needs and that is not here; tells whether it is now.
+        missing: told of a profile that a blob needs and that is not here; tells whether it is now, or raises
+            `RemoteFailed` where it may be later.
     """
 
     def __init__(
@@ -174,8 +176,10 @@ class Mover:
         told: bool = False,
     ) -> None:  # fmt: skip
         """Log why a block did not come where it was wanted, unless somebody has `told` of that already."""
-        # Drift is told once for all blocks, by `drift`, and the loss of a device by who ends the process.
-        log = _log.debug if told or isinstance(error, Drifted | DeviceLost) else _log.warning
+        # Drift is told once for all blocks, by `drift`, the loss of a device by who ends the process, and
+        # what becomes of a profile that is on its way by who fetches it.
+        told = told or isinstance(error, Drifted | DeviceLost | RemoteFailed)
+        log = _log.debug if told else _log.warning
         log(
             "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
             log_name(key), namespace.name, namespace.tenant, source, target, error,

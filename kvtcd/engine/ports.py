@@ -251,6 +251,9 @@ class RemoteStore(Protocol):
             which names have one.
         """
 
+    async def piece(self, name: str, start: int, nbytes: int) -> Value:
+        """Return some bytes of a value: fewer where it ends, none where there is nothing."""
+
     async def put(self, items: Sequence[Item]) -> list[Exception | None]:
         """Store values under names; nobody writes to the memory that they lie in meanwhile."""
 

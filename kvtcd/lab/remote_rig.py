@@ -27,7 +27,7 @@ from kvtcd.core.shelf import shelves
 from kvtcd.core.sightings import Sightings
 from kvtcd.engine.driver import Driver
 from kvtcd.engine.emptying import forget
-from kvtcd.engine.lanes import on_threads
+from kvtcd.engine.lanes import Lane, on_threads
 from kvtcd.engine.metrics import Metrics
 from kvtcd.engine.mover import Mover
 from kvtcd.engine.namespaces import Namespace, Registry, Tenant
@@ -117,10 +117,12 @@ class Rig:
             _TENANT, "bench", identity, generation=1, policy=policy, codec=codec, lossless=codec
         )
         self._govern(policy)
+        self._shelving = Lane("profiles")
         self.tier = remote_tier(
             store(), Settings(timeout=60.0, queue=4 * blocks * nbytes), driver=self._driver, memory=memory,
             registry=self._registry, metrics=metrics, profiles=profiles,
-            derive=lambda tenant: TenantKeys.derive(master, tenant), ledger=Ledger(), save=lambda _: None,
+            profile_lane=self._shelving, derive=lambda tenant: TenantKeys.derive(master, tenant),
+            ledger=Ledger(), save=lambda _: None,
         )  # fmt: skip
 
         self.tier.start(_stay, lambda _: None, _as_before)
@@ -156,6 +158,7 @@ class Rig:
     async def close(self) -> None:
         """End the tier, and all connections to the store."""
         await self.tier.close(asyncio.get_running_loop().time() + _PATIENCE_S)
+        await self._shelving.close()
         await self._library.close()
         await self._client.close()
         await self._driver.idle()

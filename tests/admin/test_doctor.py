@@ -282,7 +282,7 @@ async def test_a_shared_store_that_is_away_is_found_out_even_if_nobody_has_asked
 async def test_how_a_shared_store_is_said_to_be() -> None:
     names = [
         "queue_blocks", "written", "there", "dropped", "hits", "misses", "refused", "failed", "pending",
-        "answered", "failing", "refusing",
+        "answered", "failing", "refusing", "refused_profiles",
     ]  # fmt: skip
     quiet = {"breaker": "closed"} | dict.fromkeys(names, 0)
     well = doctor._remote(quiet | {"hits": 12})

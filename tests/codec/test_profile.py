@@ -315,6 +315,43 @@ def test_a_folder_gives_the_profile_a_blob_names_and_loads_it_once(made, tmp_pat
     assert folder.get(made[0].digest).digest == made[0].digest
 
 
+def test_a_profile_comes_in_parts_and_is_there_once_it_is_whole(made, tmp_path):
+    folder, data = ProfileFolder(tmp_path / "new"), made[1]
+    draft = folder.draft(made[0].digest)
+    for start in (1000, 0, 2000):
+        draft.write(start, memoryview(data)[start : None if start == 2000 else start + 1000])
+    with pytest.raises(UnknownProfile):
+        folder.get(made[0].digest)
+    draft.finish()
+    (file,) = (tmp_path / "new").iterdir()
+
+    assert (file.name, file.read_bytes()) == (f"{made[0].digest.hex()}.safetensors", data)
+    assert folder.get(made[0].digest).digest == made[0].digest
+    assert folder.size(made[0].digest) == len(data)
+    assert folder.piece(made[0].digest, 5, 100) == data[5:105]
+    with pytest.raises(UnknownProfile):
+        folder.piece(made[0].digest, len(data) - 5, 6)
+    with pytest.raises(UnknownProfile):
+        folder.size(bytes(32))
+
+
+@pytest.mark.parametrize("what", ["of another digest", "no profile", "given up", "not begun"])
+def test_what_is_no_profile_leaves_nothing_in_the_folder(made, tmp_path, what):
+    data = b"no profile" if what == "no profile" else made[1]
+    digest = bytes(32) if what == "of another digest" else hashlib.sha256(data).digest()
+    draft = ProfileFolder(tmp_path).draft(digest)
+    if what != "not begun":
+        draft.write(0, data)
+    if what == "given up":
+        draft.discard()
+    else:
+        with pytest.raises(Corrupt):
+            draft.finish()
+    draft.discard()
+
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_folder_that_is_not_there_is_empty(tmp_path):
     assert ProfileFolder(tmp_path / "none").find(WORLD.identity) is None
 

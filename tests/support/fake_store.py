@@ -50,6 +50,10 @@ class FakeStore:
                 came(name, self.values[name][: most + 1])
         return [self._answer(name, name in self.values) for name in names]
 
+    async def piece(self, name, start, nbytes):
+        await self._call("piece", [name])
+        return self.values.get(name, b"")[start : start + nbytes]
+
     async def put(self, items):
         await self._call("put", [name for name, _, _ in items])
         if any(name.endswith(self.poison) for name, _, _ in items):

@@ -107,6 +107,18 @@ async def test_no_more_is_read_than_a_value_may_have(tmp_path, kind: str) -> Non
     assert len(answer) <= 101
 
 
+@pytest.mark.parametrize("kind", [REDIS, CLUSTER, "s3"])
+async def test_pieces_of_a_value_are_those_of_the_model(tmp_path, kind: str) -> None:
+    value, model = random.Random(1).randbytes(200_000), FakeStore()
+    bounds = [(0, 10), (0, 1 << 20), (199_999, 5), (200_000, 5), (300_000, 5), (70_000, 70_000)]
+    async with store_of(kind, tmp_path) as store:
+        for each in (store, model):
+            assert await each.put([("a", (value,), None)]) == [None]
+        for name in ("a", "none"):
+            found = [bytes(await store.piece(name, *bound)) for bound in bounds]
+            assert found == [await model.piece(name, *bound) for bound in bounds]
+
+
 SIZES = [1, 65_535, 65_536, 65_537, 131_072, 1 << 20, (4 << 20) + 13]
 
 

@@ -4,7 +4,7 @@
 
     <tenant tag>/<namespace digest>/<generation>/<record key>   length of the envelope (u16), envelope, blob
     <tenant tag>/<namespace digest>/generation                  the number that names of records have now
-    profiles/<SHA-256>                                          a profile
+    profiles/<SHA-256>, profiles/parts/<SHA-256>                a profile (`manifest`)
 
 Tag, digest and keys are lower-case hex, the number is decimal, and numbers in bytes are little endian. All of
 a namespace has one prefix, so a purge can list it. Whoever can write to the store can put anything anywhere:
@@ -55,6 +55,11 @@ def generation_name(keys: TenantKeys, namespace: bytes) -> str:
 def profile_name(digest: bytes) -> str:
     """Return the name of a profile."""
     return f"profiles/{digest.hex()}"
+
+
+def part_name(digest: bytes) -> str:
+    """Return the name of a part of a profile."""
+    return f"profiles/parts/{digest.hex()}"
 
 
 def parts(envelope: bytes, blob: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:

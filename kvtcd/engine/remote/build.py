@@ -21,9 +21,11 @@ from kvtcd.engine.remote.arrivals import Arrivals
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
 from kvtcd.engine.remote.generations import Generations
-from kvtcd.engine.remote.profiles import Profiles, Shelf
+from kvtcd.engine.remote.profiles import Profiles
 from kvtcd.engine.remote.purges import Purges
+from kvtcd.engine.remote.shelf import Shelf
 from kvtcd.engine.remote.tier import RemoteTier
+from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.remote.writing import Writing
 
 REMEMBERED = 1 << 17
@@ -42,6 +44,7 @@ class Settings:
         present_s: for how long what was there is taken to be there.
         absent_s: for how long what was missing is taken to be missing.
         encrypt: encrypt what is not.
+        profile: bytes of a profile that is fetched at most.
     """
 
     timeout: float = 2.0
@@ -51,12 +54,13 @@ class Settings:
     present_s: float = 300.0
     absent_s: float = 10.0
     encrypt: bool = False
+    profile: int = 4 << 30
 
 
 def remote_tier(
     store: RemoteStore, settings: Settings, *, driver: Driver, memory: Memory, registry: Registry,
-    metrics: Metrics, profiles: Shelf, derive: Callable[[str], TenantKeys], ledger: Ledger, save: Save,
-    luck: Callable[[], float] = random.random,
+    metrics: Metrics, profiles: Shelf, profile_lane: Lane, derive: Callable[[str], TenantKeys],
+    ledger: Ledger, save: Save, luck: Callable[[], float] = random.random,
 ) -> RemoteTier:  # fmt: skip
     """Return a tier on a store.
 
@@ -68,6 +72,7 @@ def remote_tier(
         registry: of namespaces.
         metrics: whose registry its figures are in.
         profiles: those that are here.
+        profile_lane: on which they are read and written, of whoever loads them.
         derive: returns a tenant's keys.
         ledger: what an earlier process left to be done.
         save: makes it durable.
@@ -79,9 +84,14 @@ def remote_tier(
         time.monotonic, present_s=settings.present_s, absent_s=settings.absent_s, capacity=REMEMBERED
     )
     generations = Generations(caller, registry, ledger, save, lane, figures=figures)
-    travelling = Profiles(caller, profiles, lane, figures, ttl=settings.ttl)
+    travelling = Profiles(
+        caller, profiles, profile_lane, figures, errands, most=settings.profile, luck=luck
+    )  # fmt: skip
+    upkeep = Upkeep(
+        caller, profiles, profile_lane, figures, every=settings.present_s, ttl=settings.ttl, luck=luck
+    )  # fmt: skip
     writing = Writing(
-        caller, generations, travelling, presence, registry=registry, lane=lane, figures=figures,
+        caller, generations, upkeep, presence, registry=registry, lane=lane, figures=figures,
         capacity=settings.queue, ttl=settings.ttl, encrypt=settings.encrypt,
     )  # fmt: skip
     arrivals = Arrivals(
@@ -91,6 +101,6 @@ def remote_tier(
     purges = Purges(caller, generations, derive, luck)
     return RemoteTier(
         caller=caller, generations=generations, presence=presence, writing=writing, arrivals=arrivals,
-        profiles=travelling, purges=purges, registry=registry, lane=lane, figures=figures, errands=errands,
-        look_s=settings.look_s,
+        profiles=travelling, upkeep=upkeep, purges=purges, registry=registry, lane=lane, figures=figures,
+        errands=errands, look_s=settings.look_s,
     )  # fmt: skip

@@ -68,6 +68,10 @@ class Caller:
             raise RemoteFailed("get", _why(there))
         return values[0] if there else None
 
+    async def piece(self, name: str, start: int, nbytes: int) -> Value:
+        """Return some bytes of a value; see `RemoteStore`."""
+        return await self._call("get", lambda: self._store.piece(name, start, nbytes))
+
     async def put(self, items: Sequence[Item], *, urgent: bool = False) -> list[Exception | None]:
         """Store values; see `RemoteStore`. What is `urgent` is tried also while records are refused."""
         breaker = self._urgent if urgent else self.writes

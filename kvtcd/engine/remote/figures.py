@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
+from kvtcd.core.errors import Corrupt
 from kvtcd.core.remote.backlog import Offer
 from kvtcd.core.remote.breaker import BreakerState
 from kvtcd.engine.metrics import REFUSALS, Metrics
@@ -49,6 +50,11 @@ class Figures:
         self.purges = metrics.gauge(
             "remote_pending_purges", "Purges and deletes that the store still has to do"
         )
+
+    def refused_profile(self, error: Corrupt) -> None:
+        """Note what has the name of a profile, or of a part of one, and is none."""
+        self.refused.labels(type(error).__name__).inc()
+        self.profiles.labels(REFUSED).inc()
 
     def breaker(self, state: BreakerState) -> None:
         """Note what the circuit breaker is."""

@@ -32,6 +32,9 @@ class RemoteStats(Answer):
         failing: calls in a row, up to the last one, that it did not.
         refusing: calls that were to write blocks and did not, in a row up to the last one; 0 when none waits.
         pending: purges and deletes that it still has to do.
+        refused_profiles: of what was refused, objects under names of profiles or of their parts.
+        parts_out: parts of the profile that is being written which it still lacks.
+        parts_in: parts of profiles that are being fetched which are still to come.
     """
 
     breaker: str
@@ -48,16 +51,21 @@ class RemoteStats(Answer):
     failing: Count
     refusing: Count
     pending: Count
+    refused_profiles: Count
+    parts_out: Count
+    parts_in: Count
 
     @classmethod
     def of(
-        cls, figures: Figures, breaker: Breaker, writes: Breaker, waiting: tuple[int, int], pending: int
-    ) -> RemoteStats:
+        cls, figures: Figures, breaker: Breaker, writes: Breaker, waiting: tuple[int, int], pending: int, *,
+        parts: tuple[int, int],
+    ) -> RemoteStats:  # fmt: skip
         """Return what was counted."""
         refused = sum(count(figures.refused, error) for error in REFUSALS)
         return cls(
             str(breaker.state), *waiting, count(figures.puts, fig.STORED), count(figures.puts, fig.THERE),
             count(figures.puts, fig.FAILED) + count(figures.offers, Offer.FULL), count(figures.gets, fig.HIT),
             count(figures.gets, fig.MISS), refused, count(figures.gets, fig.FAILED),
-            breaker.answered, breaker.failing, writes.failing if waiting[0] else 0, pending,
+            breaker.answered, breaker.failing, writes.failing if waiting[0] else 0,
+            pending, count(figures.profiles, fig.REFUSED), *parts,
         )  # fmt: skip

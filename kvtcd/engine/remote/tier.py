@@ -24,6 +24,7 @@ from kvtcd.engine.remote.profiles import Profiles
 from kvtcd.engine.remote.purges import Purges
 from kvtcd.engine.remote.reminders import Reminders
 from kvtcd.engine.remote.stats import RemoteStats
+from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.remote.writing import WRITERS, Parcel, Writing
 from kvtcd.engine.steps import Origin, Record
 
@@ -44,7 +45,7 @@ class RemoteTier:
     Only full blocks travel: a partial one ends a sequence of this host, and its successor replaces it.
 
     Args:
-        caller, generations, presence, writing, arrivals, profiles, purges: its parts.
+        caller, generations, presence, writing, arrivals, profiles, upkeep, purges: its parts.
         registry: of namespaces.
         lane: of theirs, closed in the end.
         figures: what they count.
@@ -54,12 +55,12 @@ class RemoteTier:
 
     def __init__(
         self, *, caller: Caller, generations: Generations, presence: Presence, writing: Writing,
-        arrivals: Arrivals, profiles: Profiles, purges: Purges, registry: Registry, lane: Lane,
-        figures: Figures, errands: Errands, look_s: float,
+        arrivals: Arrivals, profiles: Profiles, upkeep: Upkeep, purges: Purges, registry: Registry,
+        lane: Lane, figures: Figures, errands: Errands, look_s: float,
     ) -> None:  # fmt: skip
         self._caller, self._generations, self._presence = caller, generations, presence
         self._writing, self._arrivals, self._purges = writing, arrivals, purges
-        self.profiles, self.lane = profiles, lane
+        self.profiles, self._upkeep, self.lane = profiles, upkeep, lane
         self._registry, self._figures, self._errands, self._look_s = registry, figures, errands, look_s
         self._reminders = Reminders(registry, lane, self._absent, self.packed)
         self._looking: set[asyncio.Task[None]] = set()
@@ -87,6 +88,7 @@ class RemoteTier:
             self._generations.watch(),
             self._purges.run(),
             self._reminders.run(),
+            self._upkeep.run(),
             *(self._writing.run() for _ in range(WRITERS)),
         ]
         self._running = [self._errands.start("remote", work) for work in works]
@@ -104,11 +106,13 @@ class RemoteTier:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _GLANCE_S)):
                     await self._writing.drained()
+                    await self._upkeep.settled()  # of no use is what cannot be unpacked elsewhere
                     break
         if unwritten := self._writing.waiting[0]:
             _log.warning("%d blocks were not written to the remote store", unwritten)
         self._caller.end()
-        await _ended({*self._running, *self._looking})
+        await _ended({*self._running, *self._looking, *self.profiles.running})
+        await self.profiles.close()
         await self._errands.ended()
         await self._caller.close()
         await self.lane.close()
@@ -215,7 +219,10 @@ class RemoteTier:
     def stats(self) -> RemoteStats:
         """Return how it is."""
         caller, pending = self._caller, self._generations.ledger.pending
-        return RemoteStats.of(self._figures, caller.breaker, caller.writes, self._writing.waiting, pending)
+        parts = self._upkeep.left, self.profiles.left
+        return RemoteStats.of(
+            self._figures, caller.breaker, caller.writes, self._writing.waiting, pending, parts=parts
+        )
 
     def _writes(self, namespace: Namespace) -> bool:
         return namespace.policy.remote.write == "behind" and not namespace.trial
@@ -269,7 +276,7 @@ class RemoteTier:
         return known
 
 
-async def _ended(tasks: set[asyncio.Task[None]]) -> None:
+async def _ended(tasks: set[asyncio.Task[Any]]) -> None:
     """Cancel tasks until they have ended.
 
     Once is not enough: what ends at that moment is taken for the answer by `asyncio.wait_for` of Python

@@ -20,7 +20,7 @@ from kvtcd.engine.remote import parcels
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
 from kvtcd.engine.remote.generations import Generations
-from kvtcd.engine.remote.profiles import Profiles
+from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.steps import Record
 
 WRITERS = 2
@@ -51,7 +51,7 @@ class Writing:
     Args:
         caller: of the store.
         generations: that records are written under.
-        profiles: sent ahead of what is packed with them.
+        upkeep: of the profiles that what is written is packed with.
         presence: what is there already is not sent.
         registry: of namespaces.
         lane: on which records are made ready.
@@ -66,11 +66,11 @@ class Writing:
     """
 
     def __init__(
-        self, caller: Caller, generations: Generations, profiles: Profiles, presence: Presence, *,
+        self, caller: Caller, generations: Generations, upkeep: Upkeep, presence: Presence, *,
         registry: Registry, lane: Lane, figures: Figures, capacity: int, attempts: int = 3,
         ttl: int | None, encrypt: bool,
     ) -> None:  # fmt: skip
-        self._caller, self._generations, self._profiles = caller, generations, profiles
+        self._caller, self._generations, self._upkeep = caller, generations, upkeep
         self._presence, self._registry, self._lane, self._figures = presence, registry, lane, figures
         self._ttl, self._encrypt, self._capacity = ttl, encrypt, capacity
         self.written: Callable[[Parcel], None] = _nobody
@@ -160,13 +160,12 @@ class Writing:
                 _log.debug("%d blocks were not written to the remote store: %s", len(part), error)
                 self._give_back(part, own=False)
                 continue
+            self._upkeep.wanted(namespace)
             for one in part:
                 keys, key = one.item.tenant.keys, one.item.key
                 name = names.record_name(keys, namespace.digest, generation, key)
                 named[name], generations[name] = one, generation
         absent = await self._absent(named)
-        for one in {named[name].item.namespace.number: named[name] for name in absent}.values():
-            await self._profiles.send(one.item.namespace)
         ready = {name: (named[name].item, generations[name]) for name in absent}
         # Without a cipher that is a MAC over the envelope: a change of threads takes longer.
         items = await self._lane.run(self._ready, ready) if self._encrypt else self._ready(ready)

@@ -93,6 +93,15 @@ class RedisStore:
                 came(names[number], b"")
                 answers[number] = True
 
+    async def piece(self, name: str, start: int, nbytes: int) -> bytes | memoryview:
+        """Return some bytes of a value: fewer where it ends, none where there is nothing."""
+        found: list[bytes | memoryview] = []
+        command = ("GETRANGE", name, start, start + nbytes - 1)
+        (answer,) = await self._ask([command], lambda _, value: found.append(value))
+        if isinstance(answer, Exception):
+            raise answer
+        return found[0] if found else b""
+
     async def put(self, items: Sequence[tuple[str, Parts, int | None]]) -> list[Exception | None]:
         """Store values under names, each for so many seconds, or for as long as the server likes."""
         timed = [("SET", name, Joined(parts), *(("EX", ttl) if ttl else ())) for name, parts, ttl in items]

@@ -74,6 +74,20 @@ class S3Store:
 
         return await self._each(one, names)
 
+    async def piece(self, name: str, start: int, nbytes: int) -> bytes | memoryview:
+        """Return some bytes of a value: fewer where it ends, none where there is nothing."""
+        async with self._turns:
+            try:
+                size = (await obstore.head_async(self._bucket, name))["size"]
+                if start >= size:  # of which no range can be asked for
+                    return b""
+                length = min(nbytes, size - start)
+                return memoryview(
+                    await obstore.get_range_async(self._bucket, name, start=start, length=length)
+                )
+            except FileNotFoundError:
+                return b""
+
     async def put(
         self, items: Sequence[tuple[str, tuple[bytes | memoryview, ...], int | None]]
     ) -> list[Exception | None]:
