@@ -248,6 +248,10 @@ class RemoteFailed(KvtcdError):
         super().__init__(f"remote {op} failed: {why}")
 
 
+class RemoteLate(RemoteFailed):
+    """What was asked of the shared store together did not come in time."""
+
+
 class RemoteLeftAlone(RemoteFailed):
     """The shared store was not asked: it failed several times in a row a moment ago."""
 

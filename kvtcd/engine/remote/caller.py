@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from kvtcd.core.errors import RemoteFailed, RemoteLeftAlone
+from kvtcd.core.errors import RemoteFailed, RemoteLate, RemoteLeftAlone
 from kvtcd.core.remote.breaker import Breaker, BreakerState, pause
 from kvtcd.engine.ports import Came, Item, RemoteStore, Value
 from kvtcd.engine.remote.figures import Figures
@@ -15,6 +15,8 @@ from kvtcd.engine.remote.figures import Figures
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 ATTEMPTS = 3
+_TOGETHER = 16
+"""Values that come in time if one alone comes in this part of it; as many may be on their way here."""
 _FIRST_S, _LONGEST_S = 0.05, 1.0
 """Pauses between attempts."""
 _TOLD_S = 60.0
@@ -47,6 +49,7 @@ class Caller:
         self.breaker = breaker
         self._ending = False
         self.writes, self._urgent, self._removals = (breaker.fellow() for _ in range(3))
+        self._narrow, self._alone = False, asyncio.Lock()
         self._told: dict[tuple[str, str], float] = {}
 
     async def get(self, names: Sequence[str], most: int, came: Came) -> list[bool | Exception]:
@@ -58,7 +61,23 @@ class Caller:
                 told.add(name)
                 came(name, value)
 
-        return await self._call("get", lambda: self._store.get(names, most, once))
+        if len(names) == 1 or not self._narrow:
+            try:
+                return await self._call(
+                    "get", lambda: self._store.get(names, most, once), several=len(names) > 1
+                )
+            except RemoteLate:
+                self._narrow = True
+        return [name in told or await self._get_alone(name, most, once) for name in names]
+
+    async def _get_alone(self, name: str, most: int, came: Came) -> bool | Exception:
+        """Have one value come while no other does: over a slow link several are late where one is not."""
+        loop = asyncio.get_running_loop()
+        async with self._alone:
+            begun = loop.time()
+            (there,) = await self._call("get", lambda: self._store.get([name], most, came))
+            self._narrow = loop.time() - begun > self._timeout / _TOGETHER
+        return there
 
     async def value(self, name: str, most: int) -> Value | None:
         """Return a value, None for one that is not there."""
@@ -109,7 +128,7 @@ class Caller:
 
     async def _call(
         self, what: str, call: Callable[[], Awaitable[T]], breaker: Breaker | None = None, *,
-        limited: bool = True,
+        limited: bool = True, several: bool = False,
     ) -> T:  # fmt: skip
         breaker = breaker or self.breaker
         for attempt in range(1, ATTEMPTS + 1):
@@ -126,6 +145,8 @@ class Caller:
                 raise
             except Exception as error:  # noqa: BLE001 - a client library may raise anything
                 self._failed(what, error, breaker)
+                if several and isinstance(error, TimeoutError):
+                    raise RemoteLate(what, _why(error)) from None
                 if attempt == ATTEMPTS:
                     raise RemoteFailed(what, _why(error)) from None
                 await asyncio.sleep(pause(attempt, _FIRST_S, _LONGEST_S, self._luck))

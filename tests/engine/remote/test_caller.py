@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -60,3 +61,34 @@ async def test_one_value_is_there_or_not_or_cannot_be_asked_for() -> None:
     store.down = True
     with pytest.raises(RemoteFailed):
         await asked.value("a", 9)
+
+
+class Slow(FakeStore):
+    """Its link has room for one value within the time of a call."""
+
+    under_way = 0
+
+    async def get(self, names, most, came):
+        self.under_way += len(names)
+        try:
+            if self.under_way > 1:
+                await asyncio.Event().wait()  # without end
+            await asyncio.sleep(0)
+            return await super().get(names, most, came)
+        finally:
+            self.under_way -= len(names)
+
+
+async def test_values_that_are_late_together_come_one_after_the_other() -> None:
+    store, told = Slow({name: name.encode() for name in "abcdefgh"}), []
+    asked = Caller(
+        store, Breaker(time.monotonic, lambda: 0.0), Figures(Metrics()), timeout=0.5, luck=lambda: 0.0
+    )
+    batches = [asked.get(names, 9, lambda name, _: told.append(name)) for names in ("abc", "defx")]
+    first = await asyncio.gather(*batches)
+    later = await asked.get("gh", 9, lambda name, _: told.append(name))
+
+    assert first == [[True] * 3, [True] * 3 + [False]]
+    assert later == [True] * 2
+    assert sorted(told) == [*"abcdefgh"]
+    assert asked.breaker.opened == 0
