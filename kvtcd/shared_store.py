@@ -11,6 +11,8 @@ from kvtcd.core.remote.ledger import Ledger
 from kvtcd.engine.ports import RemoteStore
 from kvtcd.tiers.state_files import StateFiles
 
+_OF_REDIS, _OF_S3 = {"username", "password"}, {"key_id", "secret", "session"}
+
 
 def ledger(state: StateFiles) -> Ledger:
     """Return what a shared store still has to do.
@@ -29,11 +31,13 @@ def client(config: Config, entry: Credentials) -> RemoteStore:
     """Return a client of the store; which library that needs is an extra, loaded where it is asked for.
 
     Raises:
-        ConfigError: the library is not installed, or the authority of its certificate cannot be read.
+        ConfigError: the library is not installed, the authority of its certificate cannot be read, or it is
+            entered by other things than those that were given.
     """
     said, where = config.remote, config.remote.where
     if said.authority:
         _require_authority(Path(said.authority))
+    _require_entry(config, entry)
     try:
         if isinstance(where, RedisAt):
             from kvtcd.tiers.remote.redis_store import RedisStore  # noqa: PLC0415 - as above
@@ -54,6 +58,17 @@ def client(config: Config, entry: Credentials) -> RemoteStore:
         region=said.region, key_id=entry.key_id or None, secret=entry.secret or None,
         session=entry.session or None,
     )  # fmt: skip
+
+
+def _require_entry(config: Config, entry: Credentials) -> None:
+    """Refuse what another kind of store is entered by, and one half of an access key; none of it is shown."""
+    given = {name for name in Credentials.model_fields if getattr(entry, name)}
+    redis = isinstance(config.remote.where, RedisAt)
+    if foreign := given - (_OF_REDIS if redis else _OF_S3):
+        kind, names = "Redis" if redis else "S3", ", ".join(sorted(foreign))
+        raise config.fault("remote.credentials", f"has {names}, by which no {kind} is entered; leave it out")
+    if given and not redis and not given >= {"key_id", "secret"}:
+        raise config.fault("remote.credentials", "has a part of an access key alone: say key_id and secret")
 
 
 def _require_authority(file: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtcd import config
+from kvtcd import config, shared_store
 from kvtcd.config import BucketAt, RedisAt
 from kvtcd.config.remote import Remote, load_credentials
 from kvtcd.core.errors import ConfigError
@@ -103,3 +103,25 @@ def test_credentials_that_are_wrong_are_not_shown(text: str) -> None:
 
     assert SECRET not in str(told.value)
     assert "20261130" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "entry", "why"),
+    [
+        (
+            "redis://a",
+            {"key_id": SECRET, "secret": SECRET},
+            "has key_id, secret, by which no Redis is entered",
+        ),
+        ("s3://bucket", {"password": SECRET}, "has password, by which no S3 is entered"),
+        ("s3://bucket", {"key_id": SECRET}, "say key_id and secret"),
+        ("s3://bucket", {"session": SECRET}, "say key_id and secret"),
+    ],
+)
+def test_what_a_store_is_not_entered_by_is_refused_and_not_shown(url: str, entry, why: str) -> None:
+    told = config.Config.model_validate({"remote": {"url": url}})
+    with pytest.raises(ConfigError, match=why) as error:
+        shared_store.client(told, config.Credentials(**entry))
+
+    assert "remote.credentials" in str(error.value)
+    assert SECRET not in str(error.value)
