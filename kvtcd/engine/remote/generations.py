@@ -23,8 +23,6 @@ from kvtcd.engine.remote.figures import Figures
 FRESH_S = 30.0
 """How long a generation that was read is believed: the longest that a purge elsewhere goes unnoticed."""
 _LOOK_S = FRESH_S / 3
-MEND_S = 600.0
-"""Seconds between two times that a number which is no number of ours is replaced."""
 _MOST_BYTES = 256
 _log = logging.getLogger(__name__)
 
@@ -44,7 +42,6 @@ class Generations:
     Attributes:
         ledger: as it is now.
         cleared: empties a namespace here, whose blocks were purged elsewhere.
-        mending: has the store told what the ledger has been told.
     """
 
     def __init__(
@@ -55,8 +52,6 @@ class Generations:
         self._save, self._lane = save, lane
         self.ledger = ledger
         self.cleared: Callable[[Namespace], Awaitable[None]] = _stays
-        self.mending: Callable[[], object] = _nobody
-        self._mended: dict[int, float] = {}
         self._read: dict[int, float] = {}
         """When the generation of each namespace, by its number, was read last."""
         self._reading: dict[int, asyncio.Task[None]] = {}
@@ -135,8 +130,13 @@ class Generations:
             said = names.FIRST if answer is None else names.stated_generation(keys, namespace.digest, answer)
         except Corrupt as error:
             self._figures.refused.labels(type(error).__name__).inc()
-            await self._mend(namespace, error)
-            raise RemoteFailed("generation", f"of namespace {namespace.name}: {error}") from None
+            _log.error(
+                "the generation of namespace %s, tenant %s, in the remote store is refused, and replaced by the "
+                "one that is known here: %s (who else writes to it?)",
+                namespace.name, namespace.tenant, error,
+            )  # fmt: skip
+            await self._state(namespace, known.generation)  # as good as lost
+            said = known.generation
         if said < known.generation:
             await self._state(namespace, known.generation)  # the store has lost it
         elif said > known.generation:
@@ -149,28 +149,6 @@ class Generations:
                 raise RemoteFailed("generation", f"of namespace {namespace.name}: {error}") from None
         self._read[namespace.number] = begun
 
-    async def _mend(self, namespace: Namespace, error: Corrupt) -> None:
-        """Replace what is no number of ours by a new one: that is a purge, here as on all other hosts.
-
-        Which number there was nobody knows, so nobody knows which records were purged before: under a new
-        number none of them can come back.
-        """
-        if self._clock() - self._mended.get(namespace.number, -MEND_S) < MEND_S:
-            return  # who can write there must not empty hosts as often as he likes
-        self._mended[namespace.number] = self._clock()
-        _log.error(
-            "the generation of namespace %s, tenant %s, in the remote store is refused: %s; which "
-            "blocks were purged cannot be known, so the namespace is purged, here and there (who else writes "
-            "to it?)",
-            namespace.name, namespace.tenant, error,
-        )  # fmt: skip
-        try:
-            await self.cleared(namespace)
-            await self.raised(namespace)
-        except StoreFailed as failed:
-            raise RemoteFailed("generation", f"of namespace {namespace.name}: {failed}") from None
-        self.mending()
-
     async def _state(self, namespace: Namespace, generation: int) -> None:
         keys = self.keys(namespace)
         value = names.state_generation(keys, namespace.digest, generation)
@@ -178,10 +156,6 @@ class Generations:
         (error,) = await self._caller.put([(name, (value,), None)], urgent=True)
         if error is not None:
             raise RemoteFailed("generation", str(error))
-
-
-def _nobody() -> None:
-    """Tell nobody."""
 
 
 async def _stays(_: Namespace) -> None:

@@ -83,7 +83,7 @@ class RemoteTier:
         """
         self._writing.written = written
         self.profiles.arrived = lambda: self._errands.start("profile", profiled())
-        self._generations.cleared, self._generations.mending = cleared, self._purges.wake
+        self._generations.cleared = cleared
         works = [
             self._generations.watch(),
             self._purges.run(),
