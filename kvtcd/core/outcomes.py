@@ -160,7 +160,7 @@ class Outcomes:
         elif self._answers.settled(key, evict=True):
             self._answers.grant(*self._answers.evicted.done(key))
         if key in self._room.lifts and not entry.host and key not in self._room.promotions:
-            self._not_lifted(key)
+            self._not_lifted(entry)
 
     def unlinked(self, key: RecordKey) -> None:
         """Give up a disk copy whose file is gone; one that just moves proves damaged when that fails."""
@@ -173,9 +173,11 @@ class Outcomes:
         if not entry.kept():
             answers.disappoint(key, Reason.NOT_FOUND)
 
-    def _not_lifted(self, key: RecordKey) -> None:
+    def _not_lifted(self, entry: Entry) -> None:
         """See to a block that had to leave the host before there was room for it on the GPU."""
-        if key in self._answers.prefetched[Tier.GPU]:
-            self._room.promotions[key] = []
+        if entry.key not in self._answers.prefetched[Tier.GPU]:
+            del self._room.lifts[entry.key]
+        elif self._room.too_large(entry):  # by now
+            self._answers.not_lifted(entry.key, Reason.TOO_LARGE)
         else:
-            del self._room.lifts[key]
+            self._room.promotions[entry.key] = []

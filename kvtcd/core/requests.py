@@ -53,7 +53,9 @@ class Requests:
                 del room.puts[ticket]
                 answers.answer(ticket, Reason.TOO_LARGE)
         for key in list(room.promotions):
-            if key not in residents.transfers and self._too_large(residents.entries[key]):
+            moving = residents.transfers.get(key)
+            comes_up = moving is not None and moving.target is Place.HOST
+            if not comes_up and room.too_large(residents.entries[key]):
                 answers.not_up(key, Reason.TOO_LARGE)
         for key in list(room.lifts):
             if reason := room.unliftable(residents.entries[key]):
@@ -101,7 +103,7 @@ class Requests:
             self._often(entry)
             self._answers.let_read(key, fastest, ticket)
             return
-        if not entry.ready(Place.HOST) and self._too_large(entry):
+        if not entry.ready(Place.HOST) and self._room.too_large(entry):
             self._answers.answer(ticket, Reason.TOO_LARGE)
             return
         stays = self._stays(entry)
@@ -139,10 +141,6 @@ class Requests:
         host, packed = self._residents.shelves[Tier.HOST], put.arrival.nbytes if put.arrival else 0
         return host.footprint(max(put.nbytes, packed)) > host.room(put.namespace)
 
-    def _too_large(self, entry: Entry) -> bool:
-        host = self._residents.shelves[Tier.HOST]
-        return host.footprint(entry.raw_bytes) > host.room(entry.namespace)
-
     def prefetch(self, ticket: int, key: RecordKey, tier: Tier) -> None:
         """Let a block come up that nobody reads yet."""
         self._answers.expire(key)
@@ -155,7 +153,7 @@ class Requests:
             self._answers.answer(ticket, Reason.NO_TIER)
         elif self._is_up(entry, tier):
             self._answers.answer(ticket, None)
-        elif unliftable or self._too_large(entry):
+        elif unliftable or self._room.too_large(entry):
             self._answers.answer(ticket, Reason.TOO_LARGE)
         else:
             self._answers.prefetched[tier].add(ticket, [key])

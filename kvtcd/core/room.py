@@ -107,6 +107,11 @@ class Room:
             return Reason.NO_TIER
         return None if self.fits_ever(entry, Place.DISK) else Reason.TOO_LARGE
 
+    def too_large(self, entry: Entry) -> bool:
+        """Tell whether a raw block takes more than its namespace may have of the host."""
+        host = self._residents.shelves[Tier.HOST]
+        return host.footprint(entry.raw_bytes) > host.room(entry.namespace)
+
     def unliftable(self, entry: Entry) -> Reason | None:
         """Return why a block can never be on a GPU, None if it can."""
         home = self._residents.gpus.home(entry.namespace)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.scene import RAW, WAITS, Scene, policy
 
 from kvtcd.core.place import Place, Tier
-from kvtcd.core.policy import HostTier, Promote
+from kvtcd.core.policy import HostTier, Promote, Share
 from kvtcd.core.reason import Reason
 
 ONE, TWO = "cuda:0", "cuda:1"
@@ -257,6 +259,16 @@ def test_who_waits_is_told_when_the_new_home_can_never_have_the_block(to, why) -
 
     assert scene.answers[running] is why
     assert scene.on_gpus() == {ONE: 0, TWO: 0}
+
+
+def test_who_waits_is_told_when_the_host_that_it_must_pass_has_no_more_room_for_it() -> None:
+    scene = two(one=10)
+    stored(scene, 0, 1)
+    running, waiting = scene.prefetch(0, Tier.GPU), scene.prefetch(1, Tier.GPU)
+    scene.govern(1, replace(lifting(), share=Share(host=5)))
+    scene.settle_down()
+
+    assert (scene.answers[running], scene.answers[waiting]) == (None, Reason.TOO_LARGE)
 
 
 def test_a_deleted_block_leaves_the_gpu_where_it_is_lifted_to_meanwhile() -> None:

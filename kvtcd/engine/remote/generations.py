@@ -131,8 +131,8 @@ class Generations:
         except Corrupt as error:
             self._figures.refused.labels(type(error).__name__).inc()
             _log.error(
-                "the generation of namespace %s, tenant %s, in the remote store is refused, and replaced by the "
-                "one that is known here: %s (who else writes to it?)",
+                "the generation of namespace %s, tenant %s, in the remote store is refused, and replaced by "
+                "the one that is known here: %s (who else writes to it?)",
                 namespace.name, namespace.tenant, error,
             )  # fmt: skip
             await self._state(namespace, known.generation)  # as good as lost

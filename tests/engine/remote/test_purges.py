@@ -195,7 +195,7 @@ async def test_a_generation_that_is_not_ours_is_as_good_as_lost(tmp_path, plante
         "none at all": b"9",
     }[planted]
     name = names.generation_name(KEYS, IDENTITY.digest)
-    async with host(tmp_path / "one", shared) as (one, ns):
+    async with host(tmp_path / "one", shared) as (one, _):
         assert (await one.service.purge(TENANT, "n")).remote == "done"
         ns = await one.service.register(TENANT, "n", IDENTITY)
         await store(one, ns, [5])
