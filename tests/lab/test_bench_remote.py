@@ -12,13 +12,14 @@ from kvtcd.lab import bench_remote as lab
 from kvtcd.lab.store_libraries import library
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
-ENTRY = Credentials.model_validate({"key_id": "k", "secret": "s"})
+NONE = Credentials()
+KEYS = Credentials.model_validate({"key_id": "k", "secret": "s"})
 
 
-async def rows(folder, **said: str) -> list[lab.Row]:
+async def rows(folder, entry: Credentials, **said: str) -> list[lab.Row]:
     config = Config.model_validate({"remote": {"timeout": 60.0, **said}})
     return await lab.measure(
-        lambda: shared_store.client(config, ENTRY), lambda: library(config, ENTRY), folder, mib=1, blocks=5,
+        lambda: shared_store.client(config, entry), lambda: library(config, entry), folder, mib=1, blocks=5,
         rounds=2,
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def sound(measured: list[lab.Row]) -> None:
 @redis_servers.needed
 async def test_of_redis(tmp_path) -> None:
     async with redis_servers.single(tmp_path / "server") as server:
-        sound(await rows(tmp_path / "profiles", url=f"redis://127.0.0.1:{server.port}"))
+        sound(await rows(tmp_path / "profiles", NONE, url=f"redis://127.0.0.1:{server.port}"))
         assert await server.ask("DBSIZE") == 0
 
 
@@ -40,10 +41,10 @@ async def test_of_redis(tmp_path) -> None:
 async def test_of_a_cluster(tmp_path) -> None:
     async with redis_servers.cluster(tmp_path / "servers") as nodes:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-        sound(await rows(tmp_path / "profiles", url=f"redis+cluster://{hosts}"))
+        sound(await rows(tmp_path / "profiles", NONE, url=f"redis+cluster://{hosts}"))
         assert [await node.ask("DBSIZE") for node in nodes] == [0, 0, 0]
 
 
 async def test_of_s3(tmp_path) -> None:
     with s3() as url:
-        sound(await rows(tmp_path / "profiles", url=f"s3://{BUCKET}/here", endpoint=url))
+        sound(await rows(tmp_path / "profiles", KEYS, url=f"s3://{BUCKET}/here", endpoint=url))
