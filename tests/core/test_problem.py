@@ -39,8 +39,8 @@ SEEN_BY_CLIENTS = [
 ]
 INTERNAL = {
     errors.ProfileMismatch, errors.UnknownProfile, errors.UnsupportedCache, errors.UnsupportedModel,
-    errors.AlreadyRunning, errors.DeviceLost, errors.Drifted, errors.RemoteFailed, errors.Unavailable,
-    errors.ServerError,
+    errors.AlreadyRunning, errors.DeviceLost, errors.Drifted, errors.RemoteFailed, errors.RemoteLate,
+    errors.RemoteLeftAlone, errors.Unavailable, errors.ServerError,
 }  # fmt: skip
 
 
