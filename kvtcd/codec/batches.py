@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvtcd.core.blob import ALIGN, CHUNK_BYTES, Section
+from kvtcd.core.blob import CHUNK_BYTES, Section, aligned
 
 _WORD = 8
 _PATTERN = 0x5AC396E17B2D4F88
@@ -108,8 +108,3 @@ def untouched(room: Tensor, last: Tensor) -> Tensor:
         last: of `last_words`, on the same device.
     """
     return (room.view(torch.int64)[last] == _PATTERN).all(dim=0)
-
-
-def aligned(nbytes: int) -> int:
-    """Round up to a multiple of `ALIGN`."""
-    return -(-nbytes // ALIGN) * ALIGN

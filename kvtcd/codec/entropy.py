@@ -26,7 +26,7 @@ from isal import isal_zlib
 from isal.igzip_lib import IsalError
 from zlib_ng import zlib_ng
 
-from kvtcd.core.blob import ALIGN, CHUNK_BYTES, Blob, Chunk, Section
+from kvtcd.core.blob import CHUNK_BYTES, Blob, Chunk, Section, aligned
 from kvtcd.core.errors import BadField
 
 _RAW = -15
@@ -64,7 +64,7 @@ def inflate(blob: Blob, section: Section, out: memoryview) -> None:
         target = out[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
         piece = payload[start : start + nbytes]
         target[:] = piece if stored else _inflated(piece, len(target))
-        start += -(-nbytes // ALIGN) * ALIGN
+        start += aligned(nbytes)
 
 
 def _inflated(piece: memoryview, nbytes: int) -> bytes:

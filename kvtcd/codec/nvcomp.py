@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvtcd.codec.batches import aligned, blank, last_words, tables, untouched
+from kvtcd.codec.batches import blank, last_words, tables, untouched
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.codec.sections import Part, Plain, deflated, inflated
-from kvtcd.core.blob import CHUNK_BYTES, Blob, Chunk, CodecId, Header, Kind, Run, assemble, parse
+from kvtcd.core.blob import CHUNK_BYTES, Blob, Chunk, CodecId, Header, Kind, Run, aligned, assemble, parse
 from kvtcd.core.layout import Dtype
 
 CROSSOVER = 256

@@ -172,11 +172,11 @@ class Blob:
 def assemble(header: Header, runs: Sequence[Run]) -> bytearray:
     """Write a blob. The caller vouches for the contents; `parse` accepts what this writes."""
     chunk_count = sum(len(run.chunks) for run in runs)
-    offset = _aligned(_HEADER.size + _SECTION.size * len(runs) + 4 * chunk_count)
+    offset = aligned(_HEADER.size + _SECTION.size * len(runs) + 4 * chunk_count)
     tables_end = offset
     bodies: list[tuple[int, int]] = []
     for run in runs:
-        nbytes = sum(_aligned(len(c.data)) for c in run.chunks) if run.chunks else _aligned(len(run.data))
+        nbytes = sum(aligned(len(c.data)) for c in run.chunks) if run.chunks else aligned(len(run.data))
         bodies.append((offset, nbytes))
         offset += nbytes
     out = bytearray(offset)
@@ -185,7 +185,7 @@ def assemble(header: Header, runs: Sequence[Run]) -> bytearray:
         position = start
         for piece in run.chunks or (Chunk(run.data, stored=True),):
             out[position : position + len(piece.data)] = piece.data
-            position += _aligned(len(piece.data))
+            position += aligned(len(piece.data))
         for piece in run.chunks:
             struct.pack_into("<I", out, table, len(piece.data) | (_STORED if piece.stored else 0))
             table += 4
@@ -225,7 +225,7 @@ def parse(data: memoryview) -> Blob:
     if section_count > _MAX_SECTIONS or table > len(data):
         raise BadField("blob", f"{section_count} sections")
     rows = list(_SECTION.iter_unpack(data[_HEADER.size : table]))
-    tables_end = _aligned(table + 4 * sum(row[10] for row in rows))
+    tables_end = aligned(table + 4 * sum(row[10] for row in rows))
     if tables_end > len(data):
         raise BadField("blob", "the chunk table is longer than the blob")
     if _header_checksum(data[:tables_end]) != checksum:
@@ -236,8 +236,7 @@ def parse(data: memoryview) -> Blob:
         raise BadField("blob", f"{tokens} tokens in {raw_bytes} raw bytes")
     lengths = struct.unpack_from(f"<{sum(row[10] for row in rows)}I", data, table)
     sections: list[Section] = []
-    end = tables_end
-    used = 0
+    end, used = tables_end, 0
     for row in rows:
         count = row[10]
         section = _section(row, lengths[used : used + count], tokens, raw_bytes)
@@ -264,7 +263,7 @@ def _section(row: tuple[int, ...], lengths: tuple[int, ...], tokens: int, raw_by
     if not nraw <= 2 * raw_bytes + ALIGN or offset % ALIGN or nbytes % ALIGN:
         raise BadField("blob", f"section of {nraw} bytes at {offset}")
     if kind == Kind.RAW:
-        if chunks or chunk_bytes or nbytes != _aligned(nraw):
+        if chunks or chunk_bytes or nbytes != aligned(nraw):
             raise BadField("blob", "a raw section of another length")
     elif chunk_bytes != CHUNK_BYTES or chunks != -(-nraw // CHUNK_BYTES):
         raise BadField("blob", f"{chunks} chunks of {chunk_bytes} for {nraw} bytes")
@@ -273,7 +272,7 @@ def _section(row: tuple[int, ...], lengths: tuple[int, ...], tokens: int, raw_by
         full = min(CHUNK_BYTES, nraw - i * CHUNK_BYTES)
         if length != full if stored else not 0 < length < full:
             raise BadField("blob", f"a chunk of {length} bytes for {full}")
-    if pieces and sum(_aligned(length) for length, _ in pieces) != nbytes:
+    if pieces and sum(aligned(length) for length, _ in pieces) != nbytes:
         raise BadField("blob", "chunk lengths do not add up to their section")
     return Section(
         Kind(kind), stream, part, start, count, nraw, chunk_bytes, offset, nbytes, pieces, checksum
@@ -296,5 +295,6 @@ def _header_checksum(tables: memoryview) -> int:
     return state.intdigest()
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """Round up to a multiple of `ALIGN`."""
     return -(-nbytes // ALIGN) * ALIGN
