@@ -152,7 +152,7 @@ def is_named(path: Path) -> bool:
     return len(path.stem) == _DIGITS
 
 
-def store(data: bytes | memoryview, folder: Path) -> Path:
+def store(data: bytes, folder: Path) -> Path:
     """Write the bytes of a profile into a folder under their digest, whole or not at all; return the path."""
     path = folder / file_name(hashlib.sha256(data).digest())
     with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:

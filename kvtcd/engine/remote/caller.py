@@ -96,6 +96,10 @@ class Caller:
         breaker = self._urgent if urgent else self.writes
         return await self._call("put", lambda: self._store.put(items), breaker)
 
+    async def put_one(self, name: str, value: Value, *, ttl: int | None = None, urgent: bool = False) -> None:
+        """Store a value for so many seconds; see `put`. If that one is refused, all of the call is."""
+        await self.put([(name, (value,), ttl)], urgent=urgent)
+
     async def exists(self, names: Sequence[str]) -> list[bool | Exception]:
         """Tell which names have a value; see `RemoteStore`."""
         return await self._call("exists", lambda: self._store.exists(names))

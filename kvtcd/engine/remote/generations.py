@@ -152,10 +152,7 @@ class Generations:
     async def _state(self, namespace: Namespace, generation: int) -> None:
         keys = self.keys(namespace)
         value = names.state_generation(keys, namespace.digest, generation)
-        name = names.generation_name(keys, namespace.digest)
-        (error,) = await self._caller.put([(name, (value,), None)], urgent=True)
-        if error is not None:
-            raise RemoteFailed("generation", str(error))
+        await self._caller.put_one(names.generation_name(keys, namespace.digest), value, urgent=True)
 
 
 async def _stays(_: Namespace) -> None:

@@ -151,19 +151,14 @@ class Purges:
     async def _emptied(self, purge: Purge) -> None:
         """Have the store say which generation is valid, and hold nothing of others."""
         try:
-            await self._stated(purge)
+            await self._caller.put_one(purge.name, purge.stated, urgent=True)
         except RemoteFailed as error:
             # A store that is full takes no number before something has gone. That was to go anyway; what
             # others put under the old number until the new one is there goes with the sweep behind it.
             _log.debug("a purge removes records before the number can be raised: %s", error)
             await self._swept(purge)
-            await self._stated(purge)
+            await self._caller.put_one(purge.name, purge.stated, urgent=True)
         await self._swept(purge)
-
-    async def _stated(self, purge: Purge) -> None:
-        (error,) = await self._caller.put([(purge.name, (purge.stated,), None)], urgent=True)
-        if error is not None:
-            raise RemoteFailed("purge", str(error))
 
     async def _swept(self, purge: Purge) -> None:
         found = await self._caller.names(purge.prefix)

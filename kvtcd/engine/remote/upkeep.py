@@ -155,9 +155,7 @@ class Upkeep:
         return missing
 
     async def _put(self, name: str, value: Value) -> None:
-        (failed,) = await self._caller.put([(name, (value,), self._ttl)])
-        if failed is not None:
-            raise RemoteFailed("put", str(failed))
+        await self._caller.put_one(name, value, ttl=self._ttl)
         self._figures.bytes.labels("out").inc(len(value))
 
     def _note_foreign(self, digest: bytes, found: Value, stated: bytes) -> None:
