@@ -207,7 +207,7 @@ async def toy_service(
     tracer: Tracer | None = None,
     remote: RemoteStore | None = None,
     settings: Settings | None = None,
-    shelf: ProfileFolder | None = None,
+    folder: ProfileFolder | None = None,
 ) -> AsyncIterator[ToyService]:
     """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
@@ -263,7 +263,7 @@ async def toy_service(
         kept = await asyncio.to_thread(state.remote)
         tier = remote_tier(
             remote, settings or patient(), driver=driver, memory=memory, registry=registry,
-            metrics=metrics, profiles=shelf or ProfileFolder(path / "profiles"), profile_lane=lane,
+            metrics=metrics, profiles=folder or ProfileFolder(path / "profiles"), profile_lane=lane,
             derive=lambda tenant: TenantKeys.derive(master, tenant),
             ledger=Ledger.from_bytes(kept) if kept else Ledger(), save=state.note_remote, luck=lambda: 0.5,
         )  # fmt: skip

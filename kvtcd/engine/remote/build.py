@@ -20,10 +20,10 @@ from kvtcd.engine.ports import Memory, RemoteStore
 from kvtcd.engine.remote.arrivals import Arrivals
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
+from kvtcd.engine.remote.folder import Folder
 from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.profiles import Profiles
 from kvtcd.engine.remote.purges import Purges
-from kvtcd.engine.remote.shelf import Shelf
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.remote.writing import Writing
@@ -59,7 +59,7 @@ class Settings:
 
 def remote_tier(
     store: RemoteStore, settings: Settings, *, driver: Driver, memory: Memory, registry: Registry,
-    metrics: Metrics, profiles: Shelf, profile_lane: Lane, derive: Callable[[str], TenantKeys],
+    metrics: Metrics, profiles: Folder, profile_lane: Lane, derive: Callable[[str], TenantKeys],
     ledger: Ledger, save: Save, luck: Callable[[], float] = random.random,
 ) -> RemoteTier:  # fmt: skip
     """Return a tier on a store.

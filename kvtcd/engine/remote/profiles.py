@@ -18,7 +18,7 @@ from kvtcd.engine.ports import Value
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
-from kvtcd.engine.remote.shelf import Draft, Shelf
+from kvtcd.engine.remote.folder import Draft, Folder
 
 WAIT_S = 1.0
 """Seconds from its beginning that blocks wait for a profile; one that takes longer is for later readers."""
@@ -44,9 +44,9 @@ class _Coming:
     here: set[int] = field(default_factory=set)
     draft: Draft | None = None
 
-    def begin(self, shelf: Shelf, digest: bytes) -> None:
+    def begin(self, folder: Folder, digest: bytes) -> None:
         """Have something to write to."""
-        self.draft = shelf.draft(digest)
+        self.draft = folder.draft(digest)
 
     def lay(self, start: int, value: Value, digest: bytes | None) -> None:
         """Write a part, if it is what its name says.
@@ -83,7 +83,7 @@ class Profiles:
 
     Args:
         caller: of the store.
-        shelf: the profiles that are here.
+        folder: the profiles that are here.
         lane: on which they are written.
         figures: told of each.
         errands: by which what is refused is removed.
@@ -95,10 +95,10 @@ class Profiles:
     """
 
     def __init__(
-        self, caller: Caller, shelf: Shelf, lane: Lane, figures: Figures, errands: Errands, *, most: int,
+        self, caller: Caller, folder: Folder, lane: Lane, figures: Figures, errands: Errands, *, most: int,
         luck: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._caller, self._shelf, self._lane, self._figures = caller, shelf, lane, figures
+        self._caller, self._folder, self._lane, self._figures = caller, folder, lane, figures
         self._errands, self._most, self._luck = errands, most, luck
         self.arrived: Callable[[], object] = _nobody
         self._lately: dict[bytes, tuple[float, str]] = {}
@@ -235,7 +235,7 @@ class Profiles:
         if coming is None or coming.manifest != manifest:
             await self._begun_anew(digest)
             coming = self._coming[digest] = _Coming(manifest)
-            await self._lane.run(coming.begin, self._shelf, digest)
+            await self._lane.run(coming.begin, self._folder, digest)
         return coming
 
     async def _begun_anew(self, digest: bytes) -> None:

@@ -18,7 +18,7 @@ from kvtcd.engine.ports import Value
 from kvtcd.engine.remote import figures as fig
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
-from kvtcd.engine.remote.shelf import Shelf
+from kvtcd.engine.remote.folder import Folder
 
 _FIRST_S, _LONGEST_S = 0.5, 30.0
 """Pauses after a failure."""
@@ -39,7 +39,7 @@ class Upkeep:
 
     Args:
         caller: of the store.
-        shelf: the profiles that are here.
+        folder: the profiles that are here.
         lane: on which they are read.
         figures: told of each.
         every: seconds between two looks.
@@ -51,10 +51,16 @@ class Upkeep:
     """
 
     def __init__(
-        self, caller: Caller, shelf: Shelf, lane: Lane, figures: Figures, *, every: float, ttl: int | None,
+        self, caller: Caller, folder: Folder, lane: Lane, figures: Figures, *, every: float, ttl: int | None,
         luck: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._caller, self._shelf, self._lane, self._figures, self._luck = caller, shelf, lane, figures, luck
+        self._caller, self._folder, self._lane, self._figures, self._luck = (
+            caller,
+            folder,
+            lane,
+            figures,
+            luck,
+        )
         self._every, self._ttl = max(every, _SHORTEST_S), ttl
         self.left = 0
         self._due: dict[bytes, float] = {}
@@ -179,11 +185,11 @@ class Upkeep:
         Raises:
             UnknownProfile: it is not here, or is not what it was.
         """
-        size = await self._lane.run(self._shelf.size, digest)
+        size = await self._lane.run(self._folder.size, digest)
         whole, digests = hashlib.sha256(), list[bytes]()
 
         def taken_in(start: int) -> bytes:
-            part = self._shelf.piece(digest, start, min(PART_BYTES, size - start))
+            part = self._folder.piece(digest, start, min(PART_BYTES, size - start))
             whole.update(part)
             return hashlib.sha256(part).digest()
 
@@ -194,7 +200,7 @@ class Upkeep:
         return Manifest(size, tuple(digests), PART_BYTES)
 
     def _part(self, digest: bytes, manifest: Manifest, number: int) -> bytes:
-        part = self._shelf.piece(digest, *manifest.bounds(number))
+        part = self._folder.piece(digest, *manifest.bounds(number))
         if hashlib.sha256(part).digest() != manifest.digests[number]:
             raise UnknownProfile(digest)
         return part

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from support import redis_servers
 from support.fake_store import FakeStore
 from support.patience import PATIENCE_S
+from support.profile_folder import DictFolder
 from support.s3_service import BUCKET, s3
 from support.shared import fetch, host, stats, store, tiers, until, written
-from support.shelves import DictShelf
 from support.slow_link import slow_link
 from support.toy import ToyCodec, block, patient
 
@@ -62,11 +62,11 @@ class Host:
 
     def __init__(self, store, *, holds: bool, most: int = 1 << 30, timeout: float = PATIENCE_S) -> None:
         metrics, clock = Metrics(), count(step=1000)
-        self.shelf, self.lane = DictShelf({DIGEST: PROFILE} if holds else {}), Lane("profiles")
+        self.folder, self.lane = DictFolder({DIGEST: PROFILE} if holds else {}), Lane("profiles")
         self.figures, self.errands = Figures(metrics), Errands(metrics)
         breaker = Breaker(lambda: next(clock), lambda: 0.0)
         self.caller = Caller(store, breaker, self.figures, timeout=timeout, luck=lambda: 0.0)
-        shared = (self.caller, self.shelf, self.lane, self.figures)
+        shared = (self.caller, self.folder, self.lane, self.figures)
         self.upkeep = Upkeep(*shared, every=0.01, ttl=None, luck=lambda: 0.0)
         self.profiles = Profiles(*shared, self.errands, most=most, luck=lambda: 0.0)
 
@@ -87,7 +87,7 @@ class Host:
     async def close(self) -> None:
         await self.profiles.close()
         await self.lane.close()
-        assert not self.shelf.drafts
+        assert not self.folder.drafts
 
 
 @asynccontextmanager
@@ -115,7 +115,7 @@ async def test_a_profile_goes_up_in_parts_and_comes_down_as_it_was() -> None:
         await one.looks()
         assert shared.calls["put"] == puts == 9, "what is there is not sent again"
         assert await two.asks() == HIT
-        assert two.shelf.contents == {DIGEST: PROFILE}
+        assert two.folder.contents == {DIGEST: PROFILE}
 
     assert Manifest.from_bytes(shared.values[NAME]).size == len(PROFILE)
     assert sorted(map(len, map(shared.values.get, parts_of(shared)))) == [8] + 7 * [PART]
@@ -175,14 +175,14 @@ def test_whatever_becomes_of_the_store_the_true_one_arrives(harms, seed) -> None
                 except RemoteFailed:
                     assert shared.down
                 shared.down = False
-                assert two.shelf.contents in ({}, {DIGEST: PROFILE})
+                assert two.folder.contents in ({}, {DIGEST: PROFILE})
             for _ in range(
                 2 + 2 * len(harms)
             ):  # each time, a corrupt part is refused and replaced; a swap makes two
                 await two.asks()
                 await one.looks()
             assert await two.asks() == HIT
-            assert two.shelf.contents == {DIGEST: PROFILE}
+            assert two.folder.contents == {DIGEST: PROFILE}
 
     sending.PART_BYTES = fetching.PART_BYTES = PART
     fetching_pause = fetching.GIVE_UP_S
@@ -277,7 +277,7 @@ async def test_what_a_release_before_has_put_in_one_is_read_and_is_replaced_by_p
     shared = FakeStore({names.profile_name(digest): profile})
     async with hosts(shared) as (one, two):
         assert await two.asks() == HIT
-        assert two.shelf.contents == {digest: profile}
+        assert two.folder.contents == {digest: profile}
         await one.looks()
         assert (one.refused, two.refused) == (0, 0)
     assert Manifest.from_bytes(shared.values[names.profile_name(digest)]).size == size
@@ -337,12 +337,12 @@ async def test_before_half_of_its_time_is_over_all_is_written_again() -> None:
 class Coded(ToyCodec):
     """Packs with a profile, and unpacks where it is."""
 
-    def __init__(self, identity, shelf: DictShelf, *, packs: bool) -> None:
+    def __init__(self, identity, folder: DictFolder, *, packs: bool) -> None:
         super().__init__(identity, profile=DIGEST.hex() if packs else None)
-        self.shelf = shelf
+        self.folder = folder
 
     def inflate(self, blob, scratch):
-        if DIGEST not in self.shelf.contents:
+        if DIGEST not in self.folder.contents:
             raise UnknownProfile(DIGEST)
         return super().inflate(blob, scratch)
 
@@ -350,11 +350,11 @@ class Coded(ToyCodec):
 @asynccontextmanager
 async def coded(path, shared, *, holds: bool, **options):
     """A daemon whose blocks need the profile."""
-    shelf = DictShelf({DIGEST: PROFILE} if holds else {})
-    made = {"codec": lambda identity, _: Coded(identity, shelf, packs=holds), "shelf": shelf}
+    folder = DictFolder({DIGEST: PROFILE} if holds else {})
+    made = {"codec": lambda identity, _: Coded(identity, folder, packs=holds), "folder": folder}
     settings = patient(present_s=0.05, **options)
     async with host(path, shared, settings=settings, **made) as (toy, ns):
-        yield toy, ns, shelf
+        yield toy, ns, folder
 
 
 class Gated(FakeStore):
@@ -378,7 +378,7 @@ async def test_blocks_go_up_without_waiting_for_their_profile_and_come_once_it_h
     shared = Gated()
     async with (
         coded(tmp_path / "one", shared, holds=True) as (one, ns, _),
-        coded(tmp_path / "two", shared, holds=False) as (two, other, shelf),
+        coded(tmp_path / "two", shared, holds=False) as (two, other, folder),
     ):
         await store(one, ns, range(3))
         await written(one, 3)
@@ -388,7 +388,7 @@ async def test_blocks_go_up_without_waiting_for_their_profile_and_come_once_it_h
             await fetch(two, other, 0)
         assert two.catalog.blocks(other.number), "it is not lost for want of a profile that is on its way"
         shared.parts.set()
-        await until(lambda: DIGEST in shelf.contents or not two.service._remote.profiles.running)
+        await until(lambda: DIGEST in folder.contents or not two.service._remote.profiles.running)
         found = None
         async with asyncio.timeout(PATIENCE_S):
             while found is None:
@@ -397,7 +397,7 @@ async def test_blocks_go_up_without_waiting_for_their_profile_and_come_once_it_h
                 except (Busy, NotFound):
                     await asyncio.sleep(0.01)
         assert found[0] == block(0)
-    assert shelf.contents == {DIGEST: PROFILE}
+    assert folder.contents == {DIGEST: PROFILE}
 
 
 @pytest.mark.asyncio
@@ -431,12 +431,12 @@ async def test_a_daemon_that_ends_while_a_profile_comes_leaves_nothing_of_it(tmp
     shared.get = held
     async with (
         asyncio.timeout(PATIENCE_S),
-        coded(tmp_path / "two", shared, holds=False) as (two, other, shelf),
+        coded(tmp_path / "two", shared, holds=False) as (two, other, folder),
     ):
         with pytest.raises(Busy):
             await fetch(two, other, 1)
         await until(lambda: stats(two).parts_in == 8)
-    assert (shelf.drafts, shelf.contents) == ([], {})
+    assert (folder.drafts, folder.contents) == ([], {})
 
 
 WHOLE = 48 << 20
@@ -469,7 +469,7 @@ async def test_a_profile_that_no_single_call_carries_goes_over_a_slow_link(
                 while await two.asks() != HIT:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.1)
             keeping.cancel()
-            assert two.shelf.contents == {digest: profile}
+            assert two.folder.contents == {digest: profile}
             assert (one.refused, two.refused) == (0, 0)
         await store.close()
 

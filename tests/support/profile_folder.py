@@ -9,9 +9,9 @@ from kvtcd.core.errors import BadChecksum, UnknownProfile
 
 
 class Draft:
-    def __init__(self, shelf: DictShelf, digest: bytes) -> None:
-        self.shelf, self.digest, self.content = shelf, digest, bytearray()
-        shelf.drafts.append(self)
+    def __init__(self, folder: DictFolder, digest: bytes) -> None:
+        self.folder, self.digest, self.content = folder, digest, bytearray()
+        folder.drafts.append(self)
 
     def write(self, start, data) -> None:
         self.content[len(self.content) : start] = bytes(max(0, start - len(self.content)))
@@ -21,14 +21,14 @@ class Draft:
         self.discard()
         if hashlib.sha256(self.content).digest() != self.digest:
             raise BadChecksum("profile", "is another")
-        self.shelf.contents[self.digest] = bytes(self.content)
+        self.folder.contents[self.digest] = bytes(self.content)
 
     def discard(self) -> None:
-        self.shelf.drafts.remove(self)
+        self.folder.drafts.remove(self)
 
 
 @dataclass
-class DictShelf:
+class DictFolder:
     """Contents by digest, and what is being written."""
 
     contents: dict[bytes, bytes] = field(default_factory=dict)

@@ -29,7 +29,7 @@ class Draft(Protocol):
         """Remove what was written, unless it has become a profile."""
 
 
-class Shelf(Protocol):
+class Folder(Protocol):
     """The profiles that are here."""
 
     def size(self, digest: bytes) -> int:
