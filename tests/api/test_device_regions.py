@@ -22,22 +22,7 @@ from kvtcd.core.messages import BlockHead
 from kvtcd.core.regions import HELLO, side_socket
 from kvtcd.cuda.imports import Imports
 
-pytestmark = pytest.mark.asyncio
-
-
-@pytest.fixture(autouse=True)
-def other_process(monkeypatch):
-    """Let the engine be another process, as far as the daemon sees."""
-    monkeypatch.setattr("kvtcd.api.side.is_own", lambda _: False)
-    yield
-    Engine.leave_all()
-
-
-@pytest.fixture
-def machine():
-    found = Machine()
-    yield found
-    assert found.faults == []
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("other_process")]
 
 
 @asynccontextmanager

@@ -25,23 +25,8 @@ from kvtcd.core.policy import DiskTier, Policy
 from kvtcd.core.regions import Span
 from kvtcd.cuda.imports import Imports
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("other_process")]
 ZERO = bytes(BLOCK_BYTES)
-
-
-@pytest.fixture(autouse=True)
-def other_process(monkeypatch):
-    """Let the engine be another process, as far as the daemon sees."""
-    monkeypatch.setattr("kvtcd.api.side.is_own", lambda _: False)
-    yield
-    Engine.leave_all()
-
-
-@pytest.fixture
-def machine():
-    found = Machine()
-    yield found
-    assert found.faults == []
 
 
 class Site:

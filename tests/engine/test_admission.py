@@ -6,29 +6,14 @@ import time
 
 import pytest
 from support.http import until
-from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, LAYOUT, block, soon, toy_service
+from support.stored import key, store
+from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, soon, toy_service
 
-from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.policy import Admit, DiskTier, Evict, Policy
 
 pytestmark = pytest.mark.asyncio
 TENANT = "uid:1"
-
-
-def key(number: int) -> EngineKey:
-    return EngineKey(number.to_bytes(32, "big"))
-
-
-async def store(service, ns, *heads: BlockHead, durable: bool = True) -> list[str]:
-    """Store blocks of these heads in one batch; return the outcomes in their order."""
-    async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
-        for head in heads:
-            slot = await batch.reserve(head, LAYOUT.nbytes(head.tokens))
-            if slot is not None:
-                slot.write(memoryview(block(head.key[-1], head.tokens)))
-        results = {result.key: result for result in await batch.commit()}
-    return [results[head.key].reason or results[head.key].outcome for head in heads]
 
 
 def chain(count: int, last: int = BLOCK_TOKENS, *, first: int = 0, start: int = 0) -> list[BlockHead]:

@@ -13,14 +13,15 @@ def key(number: int) -> EngineKey:
     return EngineKey(number.to_bytes(32, "big"))
 
 
-async def store(service, ns, *heads: BlockHead, durable: bool = False) -> list[str]:
-    """Store blocks of these heads in one batch, each with the bytes of its number."""
+async def store(service, ns, *heads: BlockHead, durable: bool = True) -> list[str]:
+    """Store blocks of these heads in one batch, each with the bytes of its number; return the outcomes."""
     async with service.blocks.batch(ns, b"", soon(), durable=durable) as batch:
         for head in heads:
             slot = await batch.reserve(head, LAYOUT.nbytes(head.tokens))
             if slot is not None:
                 slot.write(memoryview(block(int.from_bytes(head.key, "big"), head.tokens)))
-        return [result.reason or result.outcome for result in await batch.commit()]
+        results = {result.key: result for result in await batch.commit()}
+    return [results[head.key].reason or results[head.key].outcome for head in heads]
 
 
 async def store_each(service, ns, *numbers: int, durable: bool = False) -> None:
