@@ -44,6 +44,9 @@ class Waiting(Generic[T]):
 class Backlog(Generic[T]):
     """First in, first out. What is taken counts until it is `settled` or stands aside by `again`.
 
+    Who took something may be late: it was forgotten meanwhile, and what has its name now is with another.
+    So what is taken is known by itself, not by its name.
+
     Args:
         capacity: bytes.
         attempts: how often one item may be refused on its own account.
@@ -94,13 +97,12 @@ class Backlog(Generic[T]):
 
     def wants(self, one: Waiting[T]) -> bool:
         """Tell whether something that was taken is still to be written."""
-        return one.name in self._taken
+        return self._taken.get(one.name) is one
 
     def settled(self, one: Waiting[T]) -> bool:
         """Something that was taken is written, or is not to be; tell whether it was still wanted."""
-        wanted = self._taken.pop(one.name, None) is not None
+        wanted = self._left(one)
         self._settled += wanted
-        self.nbytes -= wanted * one.nbytes
         return wanted
 
     def alone(self, one: Waiting[T]) -> bool:
@@ -119,12 +121,18 @@ class Backlog(Generic[T]):
         """
         refused = one.refused + own
         if refused >= self._attempts or not self.wants(one):
-            if self._taken.pop(one.name, None):
-                self.nbytes -= one.nbytes
+            self._left(one)
             return False
         del self._taken[one.name]
         self._aside[one.name] = replace(one, refused=refused, failed=self._settled)
         return True
+
+    def _left(self, one: Waiting[T]) -> bool:
+        wanted = self.wants(one)
+        if wanted:
+            del self._taken[one.name]
+            self.nbytes -= one.nbytes
+        return wanted
 
     @property
     def aside(self) -> int:

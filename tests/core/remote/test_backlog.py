@@ -22,7 +22,7 @@ class Queue(RuleBasedStateMachine):
         self.aside: list[Waiting[str]] = []
         self.done = 0
         self.stale: list[Waiting[str]] = []
-        """What was taken and then forgotten: whoever took it does not know yet."""
+        """What was taken and then forgotten or given back: whoever took it does not know yet."""
 
     @rule(name=st.sampled_from(NAMES), nbytes=st.integers(1, 12))
     def offer(self, name: str, nbytes: int) -> None:
@@ -52,31 +52,33 @@ class Queue(RuleBasedStateMachine):
     @rule(data=st.data())
     def settled(self, data) -> None:
         one = data.draw(st.sampled_from(self.taken + self.stale))
-        if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
-            return  # its name has a successor under way, which no caller has while it has this one
-        self.done += one in self.taken
-        assert self.backlog.settled(one) == (one in self.taken)
+        wanted = self.under_way(one)
+        assert self.backlog.settled(one) == wanted
+        self.done += wanted
         self.drop(one)
 
     @precondition(lambda self: self.taken or self.stale)
     @rule(data=st.data(), own=st.booleans())
     def again(self, data, own: bool) -> None:
         one = data.draw(st.sampled_from(self.taken + self.stale))
-        if any(one is each for each in self.stale) and any(one.name == each.name for each in self.taken):
-            return
-        comes_back = one in self.taken and one.refused + own < ATTEMPTS
-        assert self.backlog.wants(one) == (one in self.taken)
+        comes_back = self.under_way(one) and one.refused + own < ATTEMPTS
+        assert self.backlog.wants(one) == self.under_way(one)
         assert self.backlog.alone(one) == (one.failed is not None and self.done > one.failed)
         assert self.backlog.again(one, own=own) == comes_back
         if comes_back:
             self.aside.append(Waiting(one.name, one.nbytes, one.item, one.refused + own, self.done))
         self.drop(one)
+        if comes_back:
+            self.stale.append(one)
 
     @rule()
     def resume(self) -> None:
         self.backlog.resume()
         self.waiting = self.aside + self.waiting
         self.aside = []
+
+    def under_way(self, one: Waiting[str]) -> bool:
+        return any(one is each for each in self.taken)
 
     def drop(self, one: Waiting[str]) -> None:
         self.taken = [each for each in self.taken if each is not one]
