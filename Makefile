@@ -15,6 +15,8 @@ demo: $(VENV)/.installed
 
 # Everything that must hold: style, types, import contracts, all tests.
 # What it says depends on the code alone: one order of the tests, one seed, the same examples. `pytest` by itself varies them.
+# In which order threads and processes get on is the machine's alone: what fails is run once more, both runs are shown, and
+# what fails again has failed. What fails the first time only is a defect, too, of the test or of the program.
 # What hangs ends after `timeout` of pyproject.toml; what not even a signal ends, after half an hour: with a trace, both.
 GATE := --randomly-seed=1 -o faulthandler_timeout=1800 -o faulthandler_exit_on_timeout=true
 test test-peers: export HYPOTHESIS_PROFILE = gate
@@ -23,12 +25,11 @@ test: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest $(GATE)
+	$(BIN)/pytest $(GATE) || { test $$? -eq 1 && $(BIN)/pytest $(GATE) --last-failed; }
 
 # The same against real serving frameworks, in an environment of their own (4 GB, some minutes the first time),
 # and against kvpress, in another that the tests start (1.4 GB).
-# Inside an engine a lookup has a deadline and then is a miss, which a machine that stands still for a moment makes of a hit:
-# what fails is run once more, both runs are shown, and what fails again has failed.
+# Inside an engine a lookup has a deadline and then is a miss, which a machine that stands still for a moment makes of a hit.
 test-peers: $(PEERS)/.installed $(RIVALS)/.installed $(VENV)/.installed
 	KVTCD_RIVALS=$(abspath $(RIVALS))/bin/python $(BIN)/pytest $(GATE) tests/lab/test_eviction.py
 	$(PEERS)/bin/python -m pytest $(GATE) tests/peers || \
