@@ -166,6 +166,8 @@ class Rig:
             await stream.close()
 
     def _records(self) -> Iterator[tuple[RecordKey, tuple[Origin, Record]]]:
+        """Yield blocks that continue each other, as those of one long prompt."""
+        parent: RecordKey | None = None
         for _ in range(self._blocks):
             engine_key = EngineKey(secrets.token_bytes(32))
             key = self._tenant.keys.record_key(self._namespace.digest, b"", engine_key)
@@ -173,7 +175,7 @@ class Rig:
                 self._namespace,
                 engine_key,
                 b"",
-                None,
+                parent,
                 0,
                 self._namespace.identity.block_tokens,
                 self._nbytes,
@@ -181,6 +183,7 @@ class Rig:
             )
             blob = bytearray(secrets.token_bytes(self._nbytes))
             yield key, (origin, seal(_Packed(blob), key, origin, self._tenant))
+            parent = key
 
     async def _offer(self, records: Mapping[RecordKey, tuple[Origin, Record]]) -> None:
         for key, (origin, record) in records.items():

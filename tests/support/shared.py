@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from support.patience import PATIENCE_S
-from support.toy import IDENTITY, block, soon, toy_service
+from support.toy import BLOCK_BYTES, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -25,12 +25,14 @@ def key(number: int) -> EngineKey:
     return EngineKey(number.to_bytes(32, "big"))
 
 
-async def store(toy: ToyService, ns, numbers: Iterable[int]) -> None:
-    """Store blocks durably, so that they are packed."""
+async def store(toy: ToyService, ns, numbers: Iterable[int], *, chained: bool = False) -> None:
+    """Store blocks durably, so that they are packed; `chained`, they continue each other from number 0 on."""
     async with toy.service.blocks.batch(ns, b"", soon(), durable=True) as batch:
         for number in numbers:
             data = block(number)
-            head = BlockHead(key(number), ns.identity.block_tokens, first_token=0)
+            first = number * ns.identity.block_tokens if chained else 0
+            parent = key(number - 1) if first else None
+            head = BlockHead(key(number), ns.identity.block_tokens, first_token=first, parent=parent)
             if slot := await batch.reserve(head, len(data)):
                 slot.write(memoryview(data))
         results = await batch.commit()
@@ -69,8 +71,12 @@ async def written(toy: ToyService, count: int) -> None:
 
 @asynccontextmanager
 async def host(path, remote, **options) -> AsyncIterator[tuple[ToyService, object]]:
-    """Run a daemon's engine on a store, with one namespace."""
-    async with toy_service(path, remote=remote, **options) as toy:
+    """Run a daemon's engine on a store, with one namespace.
+
+    Its memory has room for all that a test stores: what is read from disk to lie there again, at whatever
+    moment, is offered to the store again.
+    """
+    async with toy_service(path, **({"host": 256 * BLOCK_BYTES} | options), remote=remote) as toy:
         yield toy, await toy.service.register(TENANT, "n", IDENTITY)
 
 

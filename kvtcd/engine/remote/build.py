@@ -24,12 +24,15 @@ from kvtcd.engine.remote.folder import Folder
 from kvtcd.engine.remote.generations import Generations
 from kvtcd.engine.remote.profiles import Profiles
 from kvtcd.engine.remote.purges import Purges
+from kvtcd.engine.remote.questions import Questions
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.remote.writing import Writing
 
 REMEMBERED = 1 << 17
 """Names of which it is remembered whether they are there: some 30 MB."""
+LACKED = 1 << 12
+"""Names that are being written, since they were missing: many times those of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ def remote_tier(
     presence = Presence(
         time.monotonic, present_s=settings.present_s, absent_s=settings.absent_s, capacity=REMEMBERED
     )
+    lacked = Presence(time.monotonic, present_s=0.0, absent_s=settings.absent_s, capacity=LACKED)
     generations = Generations(caller, registry, ledger, save, lane, figures=figures)
     travelling = Profiles(
         caller, profiles, profile_lane, figures, errands, most=settings.profile, luck=luck
@@ -91,7 +95,8 @@ def remote_tier(
         caller, profiles, profile_lane, figures, every=settings.present_s, ttl=settings.ttl, luck=luck
     )  # fmt: skip
     writing = Writing(
-        caller, generations, upkeep, presence, registry=registry, lane=lane, figures=figures,
+        caller, generations, upkeep, Questions(caller, presence, lacked), presence, registry=registry,
+        lane=lane, figures=figures,
         capacity=settings.queue, ttl=settings.ttl, encrypt=settings.encrypt,
     )  # fmt: skip
     arrivals = Arrivals(

@@ -124,7 +124,7 @@ class RemoteTier:
         namespace = origin.namespace
         full = origin.tokens == namespace.identity.block_tokens
         if full and self._writes(namespace) and self._registry.admits(namespace):
-            self._writing.offer(Parcel(key, record, namespace, tenant))
+            self._writing.offer(Parcel(key, origin.parent, record, namespace, tenant))
 
     def passed(self, key: RecordKey, record: Record, origin: Origin, tenant: Tenant) -> None:
         """Have a record that was read written, too, unless the store is known to have it."""

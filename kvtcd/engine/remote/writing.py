@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtcd.core.errors import RemoteFailed, RemoteLeftAlone
@@ -20,6 +20,7 @@ from kvtcd.engine.remote import parcels
 from kvtcd.engine.remote.caller import Caller
 from kvtcd.engine.remote.figures import Figures
 from kvtcd.engine.remote.generations import Generations
+from kvtcd.engine.remote.questions import Questions
 from kvtcd.engine.remote.upkeep import Upkeep
 from kvtcd.engine.steps import Record
 
@@ -33,9 +34,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A record that is to leave."""
+    """A record that is to leave, and the key of the block that it continues."""
 
     key: RecordKey
+    parent: RecordKey | None
     record: Record
     namespace: Namespace
     tenant: Tenant
@@ -52,7 +54,8 @@ class Writing:
         caller: of the store.
         generations: that records are written under.
         upkeep: of the profiles that what is written is packed with.
-        presence: what is there already is not sent.
+        questions: what is there already is not sent.
+        presence: told of what is there from then on.
         registry: of namespaces.
         lane: on which records are made ready.
         figures: told of all of it.
@@ -66,12 +69,13 @@ class Writing:
     """
 
     def __init__(
-        self, caller: Caller, generations: Generations, upkeep: Upkeep, presence: Presence, *,
-        registry: Registry, lane: Lane, figures: Figures, capacity: int, attempts: int = 3,
-        ttl: int | None, encrypt: bool,
+        self, caller: Caller, generations: Generations, upkeep: Upkeep, questions: Questions,
+        presence: Presence, *, registry: Registry, lane: Lane, figures: Figures, capacity: int,
+        attempts: int = 3, ttl: int | None, encrypt: bool,
     ) -> None:  # fmt: skip
         self._caller, self._generations, self._upkeep = caller, generations, upkeep
-        self._presence, self._registry, self._lane, self._figures = presence, registry, lane, figures
+        self._questions, self._presence = questions, presence
+        self._registry, self._lane, self._figures = registry, lane, figures
         self._ttl, self._encrypt, self._capacity = ttl, encrypt, capacity
         self.written: Callable[[Parcel], None] = _nobody
         self._backlog: Backlog[Parcel] = Backlog(capacity, attempts=attempts)
@@ -145,6 +149,7 @@ class Writing:
 
     async def _write(self, batch: list[Waiting[Parcel]]) -> None:
         named: dict[str, Waiting[Parcel]] = {}
+        follows: dict[str, str] = {}
         generations: dict[str, int] = {}
         parts: dict[int, list[Waiting[Parcel]]] = {}
         for one in batch:
@@ -162,29 +167,27 @@ class Writing:
                 continue
             self._upkeep.wanted(namespace)
             for one in part:
-                keys, key = one.item.tenant.keys, one.item.key
-                name = names.record_name(keys, namespace.digest, generation, key)
+                keys, parent = one.item.tenant.keys, one.item.parent
+                name = names.record_name(keys, namespace.digest, generation, one.item.key)
                 named[name], generations[name] = one, generation
-        absent = await self._absent(named)
+                if parent is not None:
+                    follows[name] = names.record_name(keys, namespace.digest, generation, parent)
+        absent = await self._absent(named, follows)
         ready = {name: (named[name].item, generations[name]) for name in absent}
         # Without a cipher that is a MAC over the envelope: a change of threads takes longer.
         items = await self._lane.run(self._ready, ready) if self._encrypt else self._ready(ready)
         if items:
             await self._send(items, named)
 
-    async def _absent(self, named: dict[str, Waiting[Parcel]]) -> list[str]:
+    async def _absent(self, named: dict[str, Waiting[Parcel]], follows: Mapping[str, str]) -> list[str]:
         """Return the names that the store has nothing under; the others need not be sent."""
-        unknown = [name for name in named if self._presence.ask(name) is not True]
-        answers = await self._caller.exists(unknown) if unknown else []
-        found = dict(zip(unknown, answers, strict=True))
         absent: list[str] = []
-        for name, one in named.items():
-            there = found.get(name, True)
+        for name, there in (await self._questions.answered(named, follows)).items():
             if isinstance(there, Exception):
-                self._give_back([one], own=False)
+                self._give_back([named[name]], own=False)
             elif there:
                 self._presence.note(name, there=True)
-                self._settled(one, fig.THERE, name)
+                self._settled(named[name], fig.THERE, name)
             else:
                 absent.append(name)
         return absent

@@ -95,7 +95,8 @@ class S3Store:
 
         async def one(item: tuple[str, tuple[bytes | memoryview, ...], int | None]) -> None:
             name, parts, _ = item
-            await obstore.put_async(self._bucket, name, b"".join(parts), use_multipart=False)
+            # An iterator is sent as it is; joined, a value of 4 MiB takes 2.5 ms more of a core.
+            await obstore.put_async(self._bucket, name, iter(parts), use_multipart=False)
 
         return await self._each(one, items)
 

@@ -75,8 +75,7 @@ async def test_blocks_of_a_node_that_is_away_wait_while_all_others_are_written(t
 
 async def test_a_block_that_no_call_survives_is_given_up_and_costs_no_other(tmp_path) -> None:
     shared = FakeStore(poison=record(3))
-    # There is room for all: what is read from disk, to lie here again, is offered again.
-    async with host(tmp_path, shared, host=256 * BLOCK_BYTES) as (toy, ns):
+    async with host(tmp_path, shared) as (toy, ns):
         await store(toy, ns, range(40))
         await written(toy, 39)
         for number in range(100, 200):

@@ -366,6 +366,39 @@ async def test_two_hosts_that_store_the_same_send_it_once(tmp_path) -> None:
         assert (stats(two).there, stats(two).written) == (4, 0)
 
 
+async def test_what_continues_a_missing_block_is_sent_without_a_question(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared) as (toy, ns):
+        shared.gate.clear()
+        await store(toy, ns, range(40), chained=True)
+        shared.gate.set()
+        await written(toy, 40)
+    assert len(shared.records()) == 40
+    assert len(shared.asked["exists"]) < 9
+
+
+async def test_what_continues_a_block_that_is_there_is_sent_only_if_it_is_missing(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path / "one", shared) as (one, ns):
+        await store(one, ns, range(5), chained=True)
+        await written(one, 5)
+    async with host(tmp_path / "two", shared) as (two, ns):
+        shared.gate.clear()
+        await store(two, ns, range(9), chained=True)
+        shared.gate.set()
+        await written(two, 9)
+        assert (stats(two).there, stats(two).written) == (5, 4)
+
+
+async def test_what_a_match_has_missed_is_sent_without_a_question(tmp_path) -> None:
+    shared = FakeStore()
+    async with host(tmp_path, shared) as (toy, ns):
+        assert await tiers(toy, ns, range(9)) == [None] * 9
+        await store(toy, ns, range(9))
+        await written(toy, 9)
+    assert (len(shared.records()), shared.calls["exists"]) == (9, 1)
+
+
 async def test_a_prefetch_brings_blocks_from_the_store(tmp_path) -> None:
     shared = FakeStore()
     await filled(tmp_path / "one", shared, range(12))
