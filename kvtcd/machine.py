@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from kvtcd.codec.foreign import Foreign
 from kvtcd.codec.residency import Residency
 from kvtcd.codec.staged import Accelerator
 from kvtcd.config import Config, show_bytes
@@ -92,7 +93,7 @@ def device_memories(config: Config, policies: Sequence[Policy]) -> dict[GpuName,
         if capacity == "auto":
             capacity = torch.cuda.get_device_properties(device).total_memory // AUTO_GPU
         try:
-            found[asked.name] = DeviceMemory(capacity, device)
+            found[asked.name] = DeviceMemory(capacity, device, Foreign(device).tensor)
         except RuntimeError as error:
             if not exhausted(error):
                 raise

@@ -17,7 +17,7 @@
 #      6 manners     outputs that torch has allocated; what a table of 10,000 chunks takes
 #      7 manners     may a list of arrays take the place of a batch
 #      8 manners     does it write into pinned memory of the host, and read from there
-#      9 copies      GB/s either way, pinned and not, and of pinning, with huge pages and without
+#      9 copies      GB/s either way, pinned and not, of pinning, with huge pages and without; and within the card
 #     10 kernels     Triton's kernels beside torch's operations, and whether both say the same codes
 #     11 entropy     from how many chunks on the device is faster than a core
 #     12 refused     is a flipped bit under a checksum refused before the device is given anything

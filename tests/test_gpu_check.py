@@ -261,8 +261,8 @@ def test_every_part_runs_and_is_written_and_shown(tmp_path, ran, capsys) -> None
     assert all(name in shown for name in parts)
     found = {name: told["found"] for name, told in parts.items()}
     assert [(row["memory"], row["huge"]) for row in found["copies"]] == [
-        (memory, huge) for huge in (True, False) for memory in ("pageable", "pinned")
-    ]
+        *((memory, huge) for huge in (True, False) for memory in ("pageable", "pinned")), ("own", None),
+    ]  # fmt: skip
     assert [row["chunks"] for row in found["entropy"]] == [2, 5, "device ahead from, 1 used"]
     assert [(row["codec_on"], row["way"]) for row in found["overlap"]] == [
         (where, way) for where in ("threads", "cuda") for way in ("demote", "promote")

@@ -21,7 +21,7 @@ Ways of a block, all of them moves between two places::
            host -----------> disk
     gpu <- host <- packed <- disk       up: for a reader; unpacking
                    packed <- disk       as it is, if there is room to spare
-                   packed, disk         read where it lies, by who unpacks it elsewhere
+              gpu, packed, disk         read where it lies, by who copies or unpacks it elsewhere
     put ---------> packed -> disk       one that arrives from another host, packed
 
 Rules, each of them tested after every event of random histories:
@@ -30,8 +30,8 @@ Rules, each of them tested after every event of random histories:
    deleted, damaged or superseded, or for a newcomer when the packer is behind. A copy on a GPU is no copy
    to count on; it goes with the last other one.
 2. A block has at most one transfer. Its source is READY and stays while the transfer runs.
-3. A copy that is read is READY and stays; of one that proves damaged, or goes with its file, the Drop comes
-   behind its last reader. A leased block keeps some copy, but for damage and deletion.
+3. A copy that is read is READY and stays; of one that proves damaged, goes with its file, or is none to count
+   on, the Drop comes behind its last reader. A leased block keeps some copy, but for damage and deletion.
 4. *Waiting pins nothing*: who waits for room holds no copy and no bytes.
 5. Room is reserved before bytes move, on the accounts of namespace, tenant and tier; a move down reserves
    the bound of its packed size and gives the rest back.
@@ -166,8 +166,8 @@ class Catalog:
                 self._outcomes.filled(residents.entries[key], place)
             case ev.Abandoned(key, place):
                 residents.drop(residents.entries[key], place)
-            case ev.Get(ticket, key, unpacks):
-                self._requests.get(ticket, key, unpacks=unpacks)
+            case ev.Get(ticket, key, straight):
+                self._requests.get(ticket, key, straight)
             case ev.Release(key, place, damaged):
                 self._outcomes.released(key, place, damaged=damaged)
             case ev.Prefetch(ticket, key, tier):

@@ -88,12 +88,13 @@ class Abandoned:
 class Get:
     """Someone wants to read a block; Grant pins a copy until `Release`, and says where it is.
 
-    That is the raw host copy. For who `unpacks` himself, and finds no raw one, it is a packed copy at once.
+    That is the raw host copy. For who takes it `straight` from other places, it is the fastest copy, at once,
+    if that lies in one of them.
     """
 
     ticket: int
     key: RecordKey
-    unpacks: bool = False
+    straight: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Gpus:
 
     def home(self, namespace: int) -> Shelf | None:
         """Return where blocks of a namespace are lifted to; None: nowhere."""
-        return self._homes[namespace]
+        return self._homes.get(namespace)
 
     def where(self, key: RecordKey) -> Shelf:
         """Return where the copy of a block lies."""

@@ -16,8 +16,6 @@ from kvtcd.core.residency import Residents
 from kvtcd.core.room import Room
 from kvtcd.core.sightings import Sightings
 
-_PACKED = (Place.PACKED, Place.DISK)
-
 
 class Requests:
     """Answers what can be answered at once, and puts the rest where it waits.
@@ -85,11 +83,12 @@ class Requests:
         else:
             self._room.puts[put.ticket] = put
 
-    def get(self, ticket: int, key: RecordKey, *, unpacks: bool = False) -> None:
+    def get(self, ticket: int, key: RecordKey, straight: frozenset[Place] = frozenset()) -> None:
         """Let a block be read from the host, where it may have to come up first.
 
-        Who `unpacks` it himself reads a packed copy as it is, if there is no raw one. That brings nothing up,
-        whatever the policy says of promotion: that is about raw copies, of which this reader needs none.
+        Who takes it `straight` from other places reads the fastest copy where it lies, if that is in one of
+        them. That brings nothing up, whatever the policy says of promotion: this reader needs no raw copy on
+        the host.
         """
         self._answers.expire(key)
         if not self._residents.places(key):
@@ -99,7 +98,7 @@ class Requests:
         self._residents.use(key)
         entry = self._residents.entries[key]
         fastest = entry.fastest
-        if unpacks and fastest in _PACKED:
+        if fastest in straight:
             self._often(entry)
             self._answers.let_read(key, fastest, ticket)
             return

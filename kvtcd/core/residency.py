@@ -255,7 +255,7 @@ class Residents:
         entry = self.entries[key]
         self.pins.give_back(key, place)
         if not self.pins.at(key, place) and self._copy(entry, place).state is State.DROPPING:
-            self.actions.append(Drop(key, place))
+            self.actions.append(Drop(key, place, self._device(entry, place)))
         self.let_go(entry)
 
     def let_go(self, entry: Entry) -> None:

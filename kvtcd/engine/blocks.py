@@ -25,6 +25,7 @@ from kvtcd.engine.recorder import Line, Recorder
 from kvtcd.engine.remote.tier import RemoteTier
 from kvtcd.engine.sessions import Batch, Lease, settle
 from kvtcd.engine.sharing import Sharing
+from kvtcd.engine.straight import Straight
 from kvtcd.engine.tally import Tally
 from kvtcd.engine.tenancy import Tenancy
 
@@ -62,6 +63,7 @@ class Blocks:
         self.sharing = Sharing(driver.catalog, remote)
         self._registry = tenancy.registry
         self._readers = Readers()
+        self._straight = Straight(driver, self._readers)
         metrics.oldest_reader.set_function(self._readers.oldest_s)
 
     @asynccontextmanager
@@ -95,8 +97,8 @@ class Blocks:
     ) -> AsyncIterator[Lease]:  # fmt: skip
         """Hold one block in host memory while it is read, bringing it up if need be.
 
-        A block that has no raw copy is unpacked into the destination instead, if the codec works on that GPU,
-        and has landed then. Of one that could not be, what is there is undefined, and it goes over the host.
+        A block that can go straight to the destination (`engine.straight`) has landed then. Of one that could
+        not, what is there is undefined, and it goes over the host.
 
         Raises:
             BadRequest: the destination is too small.
@@ -116,11 +118,11 @@ class Blocks:
     ) -> AsyncIterator[Lease]:  # fmt: skip
         fetched = await self.sharing.fetched(namespace, record_key, deadline)
         found = self._driver.catalog.places(record_key)[:1]
-        unpacks = into is not None and into.gpu == namespace.codec.gpu
-        place = await self._pinned(namespace, record_key, deadline, unpacks=unpacks)
+        place = await self._pinned(namespace, record_key, deadline, self._straight.places(namespace, into))
         entry = self._driver.catalog.residents.entries[record_key]
         nbytes, tokens, pieces = entry.raw_bytes, entry.tokens, None
-        if into is None or place is Place.HOST or not await self._landed(record_key, nbytes, place, into):
+        landed = into is not None and await self._straight.landed(record_key, nbytes, place, into)
+        if not landed:
             if place is not Place.HOST:
                 await self._pinned(namespace, record_key, deadline)
             pieces = list(self._memory.pieces(record_key))
@@ -136,14 +138,15 @@ class Blocks:
                 self._driver.tell(ev.Release(record_key))
 
     async def _pinned(
-        self, namespace: Namespace, record_key: RecordKey, deadline: float, *, unpacks: bool = False
-    ) -> Place:
-        """Return where a copy of a block is pinned from now on: on the host, unless the reader `unpacks`."""
+        self, namespace: Namespace, record_key: RecordKey, deadline: float,
+        straight: frozenset[Place] = frozenset(),
+    ) -> Place:  # fmt: skip
+        """Return where a copy of a block is pinned from now on: on the host, or whence it goes `straight`."""
         granted: list[ev.Grant] = []
         request = Request(
-            lambda ticket: ev.Get(ticket, record_key, unpacks),
+            lambda ticket: ev.Get(ticket, record_key, straight),
             granted.append,
-            lambda grant: ev.Release(record_key, grant.place or Place.HOST),
+            lambda grant: ev.Release(record_key, _pinned_at(grant)),
         )
         reason = await self._driver.ask(request, deadline)
         if reason in (Reason.FAILED, Reason.TOO_LARGE):
@@ -154,18 +157,7 @@ class Blocks:
             self._count(namespace, NOWHERE)
             self._tally.found(namespace.number, None)
             raise NotFound
-        return granted[0].place or Place.HOST
-
-    async def _landed(self, record_key: RecordKey, nbytes: int, place: Place, into: Destination) -> bool:
-        """Have a pinned copy unpacked into a destination, and let go of it; tell whether it is there."""
-        reason: Reason | None = Reason.FAILED
-        try:
-            with self._readers.reading():
-                async with into.held(nbytes) as memory:
-                    reason = await self._driver.unpack(record_key, place, memory)
-        finally:
-            self._driver.tell(ev.Release(record_key, place, reason is Reason.DAMAGED))
-        return reason is None
+        return _pinned_at(granted[0])
 
     def _count(self, namespace: Namespace, found: object) -> None:
         if not namespace.trial:
@@ -298,3 +290,8 @@ class Blocks:
     def _note(self, namespace: Namespace, record_keys: Sequence[RecordKey]) -> None:
         if self._recorder:
             self._recorder.note(Line("get", namespace, record_keys))
+
+
+def _pinned_at(grant: ev.Grant) -> Place:
+    assert grant.place is not None, "who may read is told where"
+    return grant.place

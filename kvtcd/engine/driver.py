@@ -174,15 +174,19 @@ class Driver:
         work = self._mover.move(move, namespace, tenant, self.origins.get(move.key))
         _ = self._errands.start("move", self._finish(move, work))
 
-    async def unpack(self, key: RecordKey, source: Place, out: DeviceBytes) -> Reason | None:
-        """Unpack a block, of which a copy is pinned, into memory of its reader; tell why not, if so."""
+    async def land(self, key: RecordKey, source: Place, out: DeviceBytes) -> Reason | None:
+        """Have a block, of which a copy is pinned, land in memory of its reader; tell why not, if so."""
         namespace = self._namespace_of(key)
         tenant = self._registry.tenants[namespace.tenant]
-        block = Packed(key, source, namespace, tenant, self.origins.get(key))
         try:
+            if source is Place.GPU:
+                device = self.catalog.residents.gpus.where(key).device
+                assert device is not None, "a shelf of the GPU tier has one"
+                return await self._mover.deliver(key, namespace, device, out)
+            block = Packed(key, source, namespace, tenant, self.origins.get(key))
             return await self._mover.unpack(block, out)
         except Exception:  # noqa: BLE001 - as of a move; the block takes another way
-            _log.exception("unexpected failure while unpacking record %s from %s", log_name(key), source)
+            _log.exception("unexpected failure on the way of record %s from %s", log_name(key), source)
             self._metrics.internal_errors.labels("mover").inc()
             return Reason.FAILED
 

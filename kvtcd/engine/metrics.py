@@ -57,8 +57,9 @@ class Metrics:
             outcome=(_MOVED, Reason.FAILED, Reason.DAMAGED, Reason.DRIFT),
         )  # fmt: skip
         self.straight = self.counter(
-            "straight_reads", "Blocks unpacked into memory of their readers on a GPU, by source and outcome",
-            source=(Place.PACKED, Place.DISK), outcome=(LANDED, Reason.DAMAGED, Reason.FAILED),
+            "straight_reads",
+            "Blocks copied or unpacked into memory of their readers on a GPU, by source and outcome",
+            source=(Place.GPU, Place.PACKED, Place.DISK), outcome=(LANDED, Reason.DAMAGED, Reason.FAILED),
         )  # fmt: skip
         self.lost = self.counter("lost", "Blocks that left the cache, by reason", reason=_LOST)
         self.dropped = self.counter(

@@ -13,7 +13,6 @@ the ring, since all that is left of it is its record.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -23,26 +22,18 @@ import numpy as np
 
 from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.devices import DeviceName, GpuName
-from kvtcd.core.errors import (
-    Corrupt,
-    DeviceLost,
-    Drifted,
-    KvtcdError,
-    RemoteFailed,
-    StoreFailed,
-    StoreFull,
-    UnknownProfile,
-)
-from kvtcd.core.events import Event, Move, Moved, MoveFailed
-from kvtcd.core.keys import RecordKey, log_name
+from kvtcd.core.errors import KvtcdError, UnknownProfile
+from kvtcd.core.events import Event, Move, Moved
+from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Form, Place
 from kvtcd.core.reason import Reason
 from kvtcd.engine import steps
+from kvtcd.engine.failures import Failures
 from kvtcd.engine.metrics import LANDED, Metrics
 from kvtcd.engine.namespaces import Namespace, Tenant
 from kvtcd.engine.packing import Packer
 from kvtcd.engine.pipeline import Flight, Pipeline, Step
-from kvtcd.engine.ports import Inflated, Memory, PutRecord, Scratch
+from kvtcd.engine.ports import DeviceMemory, Inflated, Memory, PutRecord, Scratch
 from kvtcd.engine.steps import Origin, Record
 from kvtcd.engine.streams import Gpu, Stages, Watch
 from kvtcd.engine.timeline import Span
@@ -52,7 +43,6 @@ DEPTH = 3
 """Blocks in flight either way: one in its slowest stage, one on either side of it."""
 _NOWHERE_ELSE: Mapping[DeviceName, Stages] = MappingProxyType({})
 _NONE: Mapping[GpuName, Gpu] = MappingProxyType({})
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +104,7 @@ class Mover:
         self.packed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.passed: Callable[[RecordKey, Record, Origin, Tenant], None] = lambda *_: None
         self.missing: Callable[[bytes], Awaitable[bool]] = _nowhere
+        self._failures = Failures(metrics)
         told = (metrics.staged, *observers, *([tracer.stage] if tracer else []))
         self._stages = stages
         self._packer = Packer(memory, stages, elsewhere, metrics)
@@ -133,7 +124,7 @@ class Mover:
         try:
             outcome = await self._carry_out(move, namespace, tenant, origin)
         except KvtcdError as error:
-            return self._failed(move, namespace, error)
+            return Outcome(self._failures.of_move(move, namespace, error))
         self._metrics.moved(move.source, move.target, None)
         return outcome
 
@@ -150,41 +141,6 @@ class Mover:
         if move.source is Place.PACKED:
             return await self._store(move, origin, tenant)
         return await self._demote(move, origin, tenant)
-
-    def _failed(self, move: Move, namespace: Namespace, error: KvtcdError) -> Outcome:
-        reason = self._why(error)
-        full = isinstance(error, StoreFull) and move.target is Place.DISK
-        self._metrics.disk_full.inc(full)
-        self._metrics.moved(move.source, move.target, reason)
-        by_the_writer = isinstance(error, StoreFailed) and move.target is Place.DISK
-        self._log(error, namespace, move.key, move.source, move.target, told=by_the_writer)
-        damaged = reason is Reason.DAMAGED and move.source.form is Form.PACKED
-        return Outcome(MoveFailed(move.key, damaged, full))
-
-    def _why(self, error: KvtcdError) -> Reason:
-        """Return what an error means for a block, and count damage."""
-        if isinstance(error, Drifted):
-            return Reason.DRIFT
-        # A block whose profile has gone cannot be served; forgetting it lets a client store it anew.
-        if not isinstance(error, Corrupt | UnknownProfile):
-            return Reason.FAILED
-        self._metrics.damaged.labels(type(error).__name__).inc()
-        return Reason.DAMAGED
-
-    def _log(
-        self, error: KvtcdError, namespace: Namespace, key: RecordKey, source: Place, target: Place | str, *,
-        told: bool = False,
-    ) -> None:  # fmt: skip
-        """Log why a block did not come where it was wanted, unless somebody has `told` of that already."""
-        # Drift is told once for all blocks, by `drift`, the loss of a device by who ends the process, and
-        # what becomes of a profile that is on its way by who fetches it.
-        told = told or isinstance(error, Drifted | DeviceLost | RemoteFailed)
-        log = _log.debug if told else _log.warning
-        log(
-            "record %s of namespace %s, tenant %s: the move from %s to %s failed: %s",
-            log_name(key), namespace.name, namespace.tenant, source, target, error,
-            extra=namespace.named,
-        )  # fmt: skip
 
     async def _demote(self, move: Move, origin: Origin, tenant: Tenant) -> Outcome:
         """Pack a raw host block, and leave it on the host or store it on disk."""
@@ -257,13 +213,24 @@ class Mover:
         def land(inflated: Step[Inflated], stages: Stages, _: Scratch) -> Step[None]:
             return inflated.then(stages.synthesize, lambda found: found.synthesize(out))
 
+        return await self._landed(block.key, block.namespace, block.source, self._unpacked(block, land))
+
+    async def deliver(
+        self, key: RecordKey, namespace: Namespace, device: GpuName, out: DeviceBytes
+    ) -> Reason | None:
+        """Copy a block to memory on the GPU that holds it; return why it is not there, if so."""
+        copying = self._on(device, lambda memory: memory.deliver(key, out))
+        return await self._landed(key, namespace, Place.GPU, copying)
+
+    async def _landed(
+        self, key: RecordKey, namespace: Namespace, source: Place, landing: Awaitable[object]
+    ) -> Reason | None:
         reason: Reason | None = None
         try:
-            await self._unpacked(block, land)
+            await landing
         except KvtcdError as error:
-            reason = self._why(error)
-            self._log(error, block.namespace, block.key, block.source, "memory of its reader")
-        self._metrics.straight.labels(block.source, reason or LANDED).inc()
+            reason = self._failures.of_landing(key, namespace, source, error)
+        self._metrics.straight.labels(source, reason or LANDED).inc()
         return reason
 
     async def _unpacked(self, block: Packed, landing: Landing) -> Unpacked:
@@ -282,14 +249,21 @@ class Mover:
         return unpacked
 
     async def _copy(self, move: Move) -> Outcome:
-        """Copy a raw block between host and GPU; no other GPU waits for that."""
+        """Copy a raw block between host and GPU."""
         assert move.device is not None, "one of its places is on a GPU"
-        gpu, key = self._gpus[move.device], move.key
-        pieces = self._memory.pieces(key)
-        carry = gpu.memory.upload if move.target is Place.GPU else gpu.memory.download
-        async with self._copies[move.device].enter() as flight:
-            await flight.begin(gpu.copy, lambda: carry(key, pieces)).end()
+        key, pieces = move.key, self._memory.pieces(move.key)
+
+        def carry(memory: DeviceMemory) -> None:
+            (memory.upload if move.target is Place.GPU else memory.download)(key, pieces)
+
+        await self._on(move.device, carry)
         return Outcome(Moved(key, sum(piece.size for piece in pieces)))
+
+    async def _on(self, device: GpuName, copy: Callable[[DeviceMemory], None]) -> None:
+        """Copy a block from or to a GPU; no other GPU waits for that."""
+        gpu = self._gpus[device]
+        async with self._copies[device].enter() as flight:
+            await flight.begin(gpu.copy, lambda: copy(gpu.memory)).end()
 
 
 async def _nowhere(_: bytes) -> bool:

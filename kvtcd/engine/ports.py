@@ -52,6 +52,9 @@ class DeviceMemory(Protocol):
     def download(self, key: RecordKey, pieces: Sequence[Bytes]) -> None:
         """Copy a block to host memory."""
 
+    def deliver(self, key: RecordKey, out: DeviceBytes) -> None:
+        """Copy a block to memory of the same GPU that its reader has."""
+
 
 class StoredPage(Protocol):
     """A part of a scan: many records without their blobs, in columns."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.keys import RecordKey
 from kvtcd.tiers.arena import Arena, Extent
 
@@ -25,6 +26,7 @@ class DeviceMemory:
     Args:
         capacity: bytes; rounded down to whole granules.
         device: where; ``cpu`` serves for tests.
+        foreign: returns memory of that device as flat uint8, as it lies.
 
     Attributes:
         capacity, device: as given.
@@ -33,9 +35,11 @@ class DeviceMemory:
         torch.OutOfMemoryError: the device has less.
     """
 
-    def __init__(self, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, capacity: int, device: torch.device, foreign: Callable[[DeviceBytes], torch.Tensor]
+    ) -> None:
         self.capacity = capacity // GRANULE * GRANULE
-        self.device = device
+        self.device, self._foreign = device, foreign
         self._arena = Arena(self.capacity, GRANULE)
         self._slab = torch.empty(self.capacity, dtype=torch.uint8, device=device)
         self._blocks: dict[RecordKey, tuple[Extent, ...]] = {}
@@ -54,18 +58,22 @@ class DeviceMemory:
 
     def upload(self, key: RecordKey, pieces: Sequence[Bytes]) -> None:
         """Copy a block from host memory."""
-        for here, there in self._runs(key, pieces):
+        for here, there in self._runs(key, _tensors(pieces)):
             here.copy_(there, non_blocking=True)
 
     def download(self, key: RecordKey, pieces: Sequence[Bytes]) -> None:
         """Copy a block to host memory."""
-        for here, there in self._runs(key, pieces):
+        for here, there in self._runs(key, _tensors(pieces)):
             there.copy_(here, non_blocking=True)
 
-    def _runs(self, key: RecordKey, pieces: Sequence[Bytes]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return runs of a block, each with the same run in host memory: cuts of either side cut both."""
+    def deliver(self, key: RecordKey, out: DeviceBytes) -> None:
+        """Copy a block to memory of this device that another has, as many bytes as the block."""
+        for here, there in self._runs(key, [self._foreign(out)]):
+            there.copy_(here, non_blocking=True)
+
+    def _runs(self, key: RecordKey, others: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return runs of a block, each with the same run of other memory: cuts of either side cut both."""
         runs = []
-        others = [torch.from_numpy(piece) for piece in pieces]
         for offset, nbytes in self._blocks[key]:
             while nbytes:
                 size = min(nbytes, others[0].numel())
@@ -73,3 +81,7 @@ class DeviceMemory:
                 others[:1] = [others[0][size:]] if size < others[0].numel() else []
                 offset, nbytes = offset + size, nbytes - size  # noqa: PLW2901 - the extent is eaten up
         return runs
+
+
+def _tensors(pieces: Sequence[Bytes]) -> list[torch.Tensor]:
+    return [torch.from_numpy(piece) for piece in pieces]

@@ -1,4 +1,4 @@
-"""Blocks that are unpacked straight into memory of an engine on a GPU; a scripted driver plays two sides."""
+"""Blocks that go straight into memory of an engine on a GPU; a scripted driver plays two sides."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ from kvtcd.core import events as ev
 from kvtcd.core.errors import Truncated, UnknownProfile
 from kvtcd.core.messages import BlockHead
 from kvtcd.core.place import Tier
-from kvtcd.core.policy import DiskTier, Policy
+from kvtcd.core.policy import DiskTier, Policy, Promote
 from kvtcd.core.regions import Span
 from kvtcd.cuda.imports import Imports
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.usefixtures("other_process")]
 ZERO = bytes(BLOCK_BYTES)
+LIFTING = {"gpu": 8 * BLOCK_BYTES, "policy": Policy("gpu", promote=Promote("gpu"))}
+SOURCES = pytest.mark.parametrize("source", ["disk", "gpu"])
 
 
 class Site:
     """A daemon whose codec works on the GPU of an engine."""
 
-    def __init__(self, machine: Machine, daemon, process: Process, codecs: list[ToyCodec]) -> None:
-        self.daemon, self.process, self.codecs = daemon, process, codecs
+    def __init__(
+        self, machine: Machine, daemon, process: Process, codecs: list[ToyCodec], foreign: TwinMemory
+    ) -> None:
+        self.daemon, self.process, self.codecs, self.foreign = daemon, process, codecs, foreign
         self.engine = Engine(machine)
         self.region = ""
 
@@ -81,10 +85,21 @@ class Site:
         places = {self.where(number) for number in numbers}
         assert places == {"packed disk" if memory else "disk"}
 
+    async def lifted(self, *numbers: int) -> None:
+        """Have blocks on the GPU."""
+        await self.packed(*numbers)
+        blocks = self.daemon.toy.service.blocks
+        await blocks.prefetch(self.namespace, [key(n) for n in numbers], b"", soon(), tier=Tier.GPU)
+        assert {self.where(number) for number in numbers} == {"gpu host disk"}
+
+    async def ready(self, source: str, *numbers: int) -> None:
+        """Have blocks on disk alone, or on the GPU."""
+        await (self.lifted if source == "gpu" else self.packed)(*numbers)
+
     def held_up(self) -> threading.Event:
-        """Let unpacking wait for an event."""
+        """Let what goes straight wait for an event."""
         gate = threading.Event()
-        self.codec.before = lambda: gate.wait(PATIENCE_S)
+        self.foreign.before = lambda: gate.wait(PATIENCE_S)
         return gate
 
 
@@ -96,15 +111,18 @@ async def site(machine: Machine, limits: Limits | None = None, kind: str = "thre
         allocation, offset = process._find(memory.pointer)
         return memoryview(allocation.data)[offset : offset + memory.nbytes]
 
+    foreign = TwinMemory(find)
+
     def codec(identity, choice):
-        made = ToyCodec(identity, kind=kind, foreign=TwinMemory(find))
+        made = ToyCodec(identity, kind=kind, foreign=foreign)
         if choice.name != "lossless":  # which is for what is packed in a hurry
             codecs.append(made)
         return made
 
-    async with running(limits, devices=Imports(process.driver), codec=codec, kind=kind, **toy) as daemon:
+    options = {"codec": codec, "foreign": foreign, "kind": kind, **toy}
+    async with running(limits, devices=Imports(process.driver), **options) as daemon:
         await daemon.register()
-        made = Site(machine, daemon, process, codecs)
+        made = Site(machine, daemon, process, codecs, foreign)
         made.region = await made.engine.share(daemon)
         yield made
     assert not process.imported, "nothing is left open"
@@ -138,6 +156,50 @@ async def test_packed_blocks_are_unpacked_there_and_nothing_raw_is_on_the_host(
         async with here.daemon.request("GET", path) as one:
             assert (one.status, (await one.json())["bytes"]) == (200, BLOCK_BYTES)
         assert here.engine.read(0) == block(1)
+
+
+@pytest.mark.parametrize("kind", ["threads", "stand-in"])
+async def test_copies_on_that_gpu_are_copied_there_and_nothing_crosses_the_bus(machine, monkeypatch, kind):
+    fake_cuda.install(monkeypatch)
+    async with site(machine, kind=kind, **LIFTING) as here:
+        await here.lifted(0, 1)
+        await here.packed(2)
+        _, answer = await get(
+            here.daemon, here.region, (key(1), span(3)), (key(2), span(0)), (key(0), span(1))
+        )
+        assert [row.get("tier") for row in answer["blocks"]] == ["gpu", "disk", "gpu"]
+        assert [here.engine.read(place) for place in range(4)] == [block(2), block(0), ZERO, block(1)]
+        assert here.process.calls["cuMemcpyHtoDAsync_v2"] == 0
+        assert (here.straight(source="gpu"), here.straight(source="disk")) == (2, 1)
+        assert here.count("gets_total", found="gpu") == 2
+
+
+async def test_a_copy_on_another_gpu_goes_over_the_host(machine):
+    policy = Policy("gpu", promote=Promote("cuda:1"))
+    sizes = {"cuda:0": BLOCK_BYTES, "cuda:1": BLOCK_BYTES}
+    async with site(machine, gpu=sizes, policy=policy) as here:
+        await here.lifted(0)
+        await get(here.daemon, here.region, (key(0), span(2)))
+        assert here.engine.read(2) == block(0)
+        assert here.straight(source="gpu") == 0
+        assert here.process.calls["cuMemcpyHtoDAsync_v2"]
+
+
+async def test_a_copy_whose_gpu_is_home_no_more_goes_behind_its_reader(machine):
+    sizes = {"cuda:0": BLOCK_BYTES, "cuda:1": BLOCK_BYTES}
+    async with site(machine, gpu=sizes, policy=Policy("gpu", promote=Promote("gpu"))) as here:
+        await here.lifted(0)
+        gate = here.held_up()
+        reading = asyncio.create_task(get(here.daemon, here.region, (key(0), span(0))))
+        await until(lambda: here.catalog.residents.pins)
+        await here.daemon.toy.service.reload((Policy("gpu", promote=Promote("cuda:1")),))
+        assert here.where(0) == "host disk"
+        memory = here.daemon.toy.gpus["cuda:0"]
+        assert here.record_key(0) in memory._blocks, "somebody reads it"
+        gate.set()
+        await reading
+        assert here.engine.read(0) == block(0)
+        assert not memory._blocks
 
 
 async def test_a_raw_copy_is_copied_from_the_host(machine):
@@ -188,32 +250,35 @@ async def test_a_full_host_is_no_obstacle(machine):
             assert here.engine.read(0) == block(0)
 
 
-async def test_many_read_one_block_at_once_each_into_memory_of_his_own(machine):
-    async with site(machine) as here:
-        await here.packed(0)
+@SOURCES
+async def test_many_read_one_block_at_once_each_into_memory_of_his_own(machine, source):
+    async with site(machine, **LIFTING) as here:
+        await here.ready(source, 0)
         await asyncio.gather(*(get(here.daemon, here.region, (key(0), span(n))) for n in range(8)))
         assert [here.engine.read(place) for place in range(8)] == [block(0)] * 8
-        assert here.straight() == 8
+        assert here.straight(source=source) == 8
         assert not here.catalog.residents.pins
 
 
-async def test_the_first_byte_is_written_when_the_engine_is_done(machine):
-    async with site(machine) as here:
-        await here.packed(5)
+@SOURCES
+async def test_the_first_byte_is_written_when_the_engine_is_done(machine, source):
+    async with site(machine, **LIFTING) as here:
+        await here.ready(source, 5)
         with here.engine.work() as queued:
             queued.append(lambda: here.engine.write(0, block(9)))
             here.engine.exported.record(here.engine.stream)
             reading = asyncio.create_task(get(here.daemon, here.region, (key(5), span(0))))
             await until(lambda: here.process.calls["cuEventQuery"] > 3)
-            assert here.codec.foreign.asked == []
+            assert here.foreign.asked == []
         await reading
         assert here.engine.read(0) == block(5), "what was queued before is over by then"
-        assert here.straight() == 1
+        assert here.straight(source=source) == 1
 
 
-async def test_who_is_never_done_holds_up_one_request(machine):
-    async with site(machine, Limits(shutdown_s=2, stall_s=0.3)) as here:
-        await here.packed(5)
+@SOURCES
+async def test_who_is_never_done_holds_up_one_request(machine, source):
+    async with site(machine, Limits(shutdown_s=2, stall_s=0.3), **LIFTING) as here:
+        await here.ready(source, 5)
         with here.engine.work() as queued:
             queued.append(lambda: None)
             here.engine.exported.record(here.engine.stream)
@@ -293,27 +358,29 @@ async def test_a_profile_that_is_missing_is_asked_for_elsewhere(machine, monkeyp
         assert here.straight("landed" if found else "damaged") == 1
 
 
+@SOURCES
 @pytest.mark.parametrize("error", [RuntimeError("no kernel image"), StopIteration])
-async def test_what_fails_there_goes_over_the_host(machine, monkeypatch, error):
-    async with site(machine) as here:
-        await here.packed(0)
+async def test_what_fails_there_goes_over_the_host(machine, error, source):
+    async with site(machine, **LIFTING) as here:
+        await here.ready(source, 0)
 
-        def broken(_):
+        def broken():
             raise error
 
-        monkeypatch.setattr(here.codec.foreign, "tensor", broken)
+        here.foreign.before = broken
         await get(here.daemon, here.region, (key(0), span(0)))
         assert here.engine.read(0) == block(0)
-        assert here.where(0) == "host disk"
+        assert "host" in here.where(0)
         assert here.process.calls["cuMemcpyHtoDAsync_v2"]
         assert here.count("internal_errors_total", where="mover") == 1
 
 
+@SOURCES
 @pytest.mark.parametrize("way", ["delete", "purge", "expire"])
-async def test_what_is_to_be_forgotten_waits_until_it_is_read(machine, way):
-    policy = Policy("ttl", disk=DiskTier(ttl=1000))
-    async with site(machine, policy=policy) as here:
-        await here.packed(0)
+async def test_what_is_to_be_forgotten_waits_until_it_is_read(machine, way, source):
+    policy = Policy("ttl", disk=DiskTier(ttl=1000), promote=Promote("gpu"))
+    async with site(machine, **(LIFTING | {"policy": policy})) as here:
+        await here.ready(source, 0)
         gate, record_key = here.held_up(), here.record_key(0)
         reading = asyncio.create_task(get(here.daemon, here.region, (key(0), span(0))))
         await until(lambda: here.catalog.residents.pins)
@@ -337,10 +404,11 @@ async def test_what_is_to_be_forgotten_waits_until_it_is_read(machine, way):
         await until(lambda: record_key not in here.catalog.residents.entries)
 
 
+@SOURCES
 @pytest.mark.parametrize("way", ["recall", "die"])
-async def test_a_region_that_ends_is_let_go_of_when_nothing_writes_there(machine, way):
-    async with site(machine) as here:
-        await here.packed(0, 1)
+async def test_a_region_that_ends_is_let_go_of_when_nothing_writes_there(machine, way, source):
+    async with site(machine, **LIFTING) as here:
+        await here.ready(source, 0, 1)
         gate = here.held_up()
         reading = asyncio.create_task(get(here.daemon, here.region, (key(0), span(0)), (key(1), span(1))))
         await until(lambda: here.catalog.residents.pins)
@@ -375,9 +443,10 @@ async def test_a_region_that_has_ended_is_said_to_be_so_and_is_no_miss(machine):
         assert not here.catalog.residents.pins
 
 
-async def test_who_goes_away_leaves_nothing_pinned_and_nothing_open(machine):
-    async with site(machine) as here:
-        await here.packed(0)
+@SOURCES
+async def test_who_goes_away_leaves_nothing_pinned_and_nothing_open(machine, source):
+    async with site(machine, **LIFTING) as here:
+        await here.ready(source, 0)
         gate = here.held_up()
         reading = asyncio.create_task(get(here.daemon, here.region, (key(0), span(0))))
         await until(lambda: here.catalog.residents.pins)
@@ -388,14 +457,18 @@ async def test_who_goes_away_leaves_nothing_pinned_and_nothing_open(machine):
         await until(lambda: not here.catalog.residents.pins)
 
 
-async def test_a_device_that_is_lost_is_a_miss_and_lets_go_of_everything(machine, monkeypatch):
+@SOURCES
+async def test_a_device_that_is_lost_gives_what_the_host_has_and_lets_go_of_everything(
+    machine, monkeypatch, source
+):
     fake_cuda.install(monkeypatch)
-    async with site(machine, kind="stand-in") as here:
-        await here.packed(0)
+    async with site(machine, kind="stand-in", **LIFTING) as here:
+        await here.ready(source, 0)
         fake_cuda.break_down(monkeypatch, "synchronize")
         status, answer = await get(here.daemon, here.region, (key(0), span(0)))
-        assert (status, [row["status"] for row in answer["blocks"]]) == (200, ["miss"])
-        assert here.straight("failed") == 1
-        assert here.where(0) == "disk", "the record is unharmed"
+        found = "hit" if source == "gpu" else "miss"
+        assert (status, [row["status"] for row in answer["blocks"]]) == (200, [found])
+        assert here.straight("failed", source) == 1
+        assert here.where(0).endswith("disk"), "the record is unharmed"
         assert not here.catalog.residents.pins
         assert await asyncio.to_thread(here.engine.recall) == b""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.histories import KEYS, CatalogMachine
+from support.scene import UNPACKS
 
 from kvtcd.core import events as ev
 from kvtcd.core import relief
@@ -91,8 +92,8 @@ def drop_before_ready(monkeypatch) -> None:
 def pin_while_queued(monkeypatch) -> None:
     get = Requests.get
 
-    def eager(requests, ticket, key, *, unpacks=False) -> None:
-        get(requests, ticket, key, unpacks=unpacks)
+    def eager(requests, ticket, key, straight=frozenset()) -> None:
+        get(requests, ticket, key, straight)
         if ticket in requests._room.promotions.get(key, ()):
             requests._residents.pins.take(key, Place.HOST)
 
@@ -137,7 +138,7 @@ def read_where_it_lies() -> CatalogMachine:
     machine = CatalogMachine()
     machine.start(host=4, disk=12, descents=1, granule=1, policy=lru())
     machine.recover(KEYS[0], 1)
-    machine.get(KEYS[0], unpacks=True)
+    machine.get(KEYS[0], UNPACKS)
     return machine
 
 

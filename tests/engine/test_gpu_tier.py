@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import fake_cuda
 from support.pipelines import KINDS, stream
+from support.twin_memory import TwinMemory
 
+from kvtcd.codec.foreign import Foreign
 from kvtcd.codec.scratch import HeapScratch
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.events import Move, Moved
 from kvtcd.core.keys import RecordKey
 from kvtcd.core.place import Place
@@ -42,6 +45,9 @@ class LateMemory(DeviceMemory):
     def download(self, key, pieces) -> None:
         fake_cuda.launch(functools.partial(super().download, key, pieces))
 
+    def deliver(self, key, out) -> None:
+        fake_cuda.launch(functools.partial(super().deliver, key, out))
+
 
 def cut_up(memory: HostMemory | DeviceMemory) -> None:
     """Leave three separate granules free."""
@@ -54,12 +60,13 @@ def cut_up(memory: HostMemory | DeviceMemory) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cut", ["host", "device", "both"])
-async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) -> None:
+async def test_a_block_goes_to_the_gpu_to_its_reader_and_back_whole(kind, cut, monkeypatch) -> None:
     if kind == "stand-in":
         fake_cuda.install(monkeypatch)
     made = LateMemory if kind == "stand-in" else DeviceMemory
     host = HostMemory(6 * GRANULE)
-    device = made(6 * GRANULE, torch.device("cuda" if kind == "cuda" else "cpu"))
+    where = torch.device("cuda:0" if kind == "cuda" else "cpu")
+    device = made(6 * GRANULE, where, Foreign(where).tensor if kind == "cuda" else TwinMemory().tensor)
     pinned = pin(host.chunks, device.device) if kind == "cuda" else None
     for memory in {"host": [host], "device": [device], "both": [host, device]}[cut]:
         cut_up(memory)
@@ -78,6 +85,8 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
     up = await mover.move(Move(key(9), Place.HOST, Place.GPU, 0, device="cuda:0"), None, None, None)
     for piece in pieces:
         piece[:] = 0xEE
+    there = torch.zeros(BLOCK, dtype=torch.uint8, device=where)
+    why = await mover.deliver(key(9), None, "cuda:0", DeviceBytes(0, there.data_ptr(), BLOCK))
     down = await mover.move(Move(key(9), Place.GPU, Place.HOST, 0, device="cuda:0"), None, None, None)
     got = np.concatenate(pieces)
     for each in (*stages.streams(), copy.stream):
@@ -86,6 +95,8 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
         pinned.close()
 
     assert [outcome.event for outcome in (up, down)] == [Moved(key(9), BLOCK)] * 2
+    assert why is None
+    assert np.array_equal(there.cpu().numpy(), data)
     assert np.array_equal(got, data)
 
 
@@ -95,7 +106,7 @@ async def test_a_block_goes_to_the_gpu_and_back_whole(kind, cut, monkeypatch) ->
 )
 def test_cuts_of_either_side_cut_both(host, device) -> None:
     total = min(sum(host), sum(device))
-    memory = DeviceMemory(GRANULE, torch.device("cpu"))
+    memory = DeviceMemory(GRANULE, torch.device("cpu"), TwinMemory().tensor)
     bounds = [0, *(end for end in itertools.accumulate(device) if end < total), total]
     memory._blocks[key(1)] = tuple((at, end - at) for at, end in itertools.pairwise(bounds))
     data = np.arange(total, dtype=np.uint8)

@@ -18,6 +18,7 @@ from support.invariants import check
 from support.patience import PATIENCE_S
 from support.stored import fetch, key, store_each
 from support.toy import BLOCK_BYTES, IDENTITY, block, soon, toy_service
+from support.twin_memory import TwinMemory
 
 from kvtcd.codec.scratch import HeapScratch
 from kvtcd.core.errors import Busy, NotFound
@@ -43,7 +44,7 @@ class Watched(DeviceMemory):
     """Notes on which device's stream each copy was launched; copies only when the device comes to it."""
 
     def __init__(self, name: str, blocks: int) -> None:
-        super().__init__(blocks * GRANULE, torch.device("cpu"))
+        super().__init__(blocks * GRANULE, torch.device("cpu"), TwinMemory().tensor)
         self.name, self.gate = name, threading.Event()
         self.gate.set()
         self.launched: list[torch.device] = []

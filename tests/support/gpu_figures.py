@@ -70,9 +70,14 @@ def seconds(call: Callable[[], object], device: torch.device, repeats: int = REP
 def copies(device: torch.device, nbytes: int = 256 << 20) -> list[dict[str, object]]:
     """Measure copies to and from memory that is pinned and memory that is not, and pinning itself. GB/s.
 
-    With huge pages and without: of those the kernel decides, `huge` is what it was asked for.
+    With huge pages and without: of those the kernel decides, `huge` is what it was asked for. And copies
+    within the device's own memory, as of the GPU tier to an engine.
     """
-    return [row for huge in (True, False) for row in _copies(device, nbytes, huge=huge)]
+    here, there = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    within = nbytes / 1e9 / seconds(lambda: there.copy_(here, non_blocking=True), device)
+    own = {"memory": "own", "huge": None, "mib": nbytes >> 20, "to_gb_s": within, "from_gb_s": within}
+    rows = [row for huge in (True, False) for row in _copies(device, nbytes, huge=huge)]
+    return [*rows, {**own, "register_gb_s": None}]
 
 
 def _copies(device: torch.device, nbytes: int, *, huge: bool) -> list[dict[str, object]]:

@@ -10,6 +10,7 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.invariants import check, checked_victims
+from support.scene import COPIES, UNPACKS
 
 from kvtcd.core import events as ev
 from kvtcd.core.arrival import Arrival
@@ -190,11 +191,10 @@ class CatalogMachine(RuleBasedStateMachine):
                 if request.arrival:
                     ttl = self.world.arriving[key] = request.arrival.ttl
                 self.world.ends[key] = self.world.now + ttl if ttl else float("inf")
-            case ev.Get(_, key, unpacks):
+            case ev.Get(_, key, straight):
                 assert self.world.bytes_at.get((key, place)), "a reader finds bytes"
-                raw = [p for p in (Place.GPU, Place.HOST) if self.world.bytes_at.get((key, p))]
-                assert place is Place.HOST or (unpacks and place in self.catalog.places(key)[:1])
-                assert place is Place.HOST or not self.served(key, raw), "a raw copy is read if there is one"
+                fastest = self.catalog.places(key)[:1]
+                assert place is Place.HOST or (place in straight and place in fastest)
                 self.world.reading.append((key, place))
             case ev.Prefetch(_, key, tier):
                 place = Place.GPU if tier is Tier.GPU else Place.HOST
@@ -248,18 +248,17 @@ class CatalogMachine(RuleBasedStateMachine):
         ticket, arrival = self.next_ticket(), Arrival(packed, ttl)
         self.ask(ev.Put(ticket, key, namespace_of(key), nbytes, nbytes, arrival=arrival), ticket)
 
-    def served(self, key: RecordKey, places: list[Place]) -> bool:
-        return any(place in self.catalog.places(key) for place in places)
-
-    @rule(key=st.sampled_from(KEYS), unpacks=st.booleans())
-    def get(self, key: RecordKey, unpacks: bool = False) -> None:
+    @rule(
+        key=st.sampled_from(KEYS), straight=st.sampled_from([frozenset(), UNPACKS, COPIES, UNPACKS | COPIES])
+    )
+    def get(self, key: RecordKey, straight: frozenset[Place] = frozenset()) -> None:
         ticket = self.next_ticket()
         places = self.catalog.places(key)
         self.world.seen[key] += bool(places)
         rising = {m.key for m in self.world.moves if m.target is Place.HOST} | {*self.catalog.room.promotions}
-        self.ask(ev.Get(ticket, key, unpacks), ticket)
-        if unpacks and places and places[0].form is Form.PACKED:
-            assert (key, places[0]) in self.world.reading, "who unpacks is answered at once"
+        self.ask(ev.Get(ticket, key, straight), ticket)
+        if places and places[0] in straight:
+            assert (key, places[0]) in self.world.reading, "who takes it from there is answered at once"
             later = {m.key for m in self.world.moves if m.target is Place.HOST} | {
                 *self.catalog.room.promotions
             }
@@ -422,7 +421,8 @@ class CatalogMachine(RuleBasedStateMachine):
         if hasattr(self, "catalog"):
             check(self.catalog)
             for key, place in self.world.reading:
-                ready = self.catalog.residents.entries[key].ready(place)
+                assert self.world.bytes_at.get((key, place)) or (key, place) in self.world.spoilt
+                ready = self.catalog.residents.entries[key].ready(place) or place is Place.GPU
                 assert ready or (key, place) in self.world.spoilt, "3: what is read stays"
             for device, capacity in self.gpus.items():
                 assert self.held_by(device) <= capacity, "no GPU has more than its own"

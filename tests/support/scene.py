@@ -19,6 +19,8 @@ from kvtcd.core.sightings import Sightings
 
 RAW, PACKED = 10, 2
 """Bytes of a block, raw and packed."""
+UNPACKS, COPIES = frozenset({Place.PACKED, Place.DISK}), frozenset({Place.GPU})
+"""Whence readers with memory on a GPU take blocks themselves."""
 WAITS = "waits"
 Answer = Reason | str | None
 """None: granted."""
@@ -124,8 +126,8 @@ class Scene:
         self.puts[self.ticket + 1] = key(number)
         return self.ask(lambda t: ev.Put(t, key(number), namespace, tokens, nbytes, above, patient=patient))
 
-    def get(self, number: int, *, unpacks: bool = False) -> int:
-        return self.ask(lambda t: ev.Get(t, key(number), unpacks))
+    def get(self, number: int, straight: frozenset[Place] = frozenset()) -> int:
+        return self.ask(lambda t: ev.Get(t, key(number), straight))
 
     def release(self, number: int, place: Place = Place.HOST, *, damaged: bool = False) -> None:
         self.tell(ev.Release(key(number), place, damaged))

@@ -203,6 +203,7 @@ async def toy_service(
     kind: str = "threads",
     gpu: int | Mapping[str, int] = 0,
     codec: CodecFactory | None = None,
+    foreign: TwinMemory | None = None,
     encrypt: bool = False,
     tracer: Tracer | None = None,
     remote: RemoteStore | None = None,
@@ -212,14 +213,18 @@ async def toy_service(
     """Run a service with a real disk tier in `path`, and toy codecs or those of a factory.
 
     It recovers what lies there. With a `remote` store it has a tier there; all share one master key. Blocks
-    move on stages of a kind, as in `support.pipelines`; the GPU tier lies in plain memory.
+    move on stages of a kind, as in `support.pipelines`; the GPU tier lies in plain memory, and reaches that
+    of readers by `foreign`.
     """
     state = await asyncio.to_thread(StateDirectory, path)
     master = await asyncio.to_thread(_master_key, state)
     policy = policy or Policy("toy")
     memory, metrics, registry = HostMemory(host), Metrics(), Registry()
     sightings = Sightings(width=1 << 10)
-    memories = {name: DeviceMemory(size, torch.device("cpu")) for name, size in capacities(gpu).items()}
+    memories = {
+        name: DeviceMemory(size, torch.device("cpu"), (foreign or TwinMemory()).tensor)
+        for name, size in capacities(gpu).items()
+    }
     gpus = {name: Gpu(each, Stage("copy", stream(kind, f"copy-{name}"))) for name, each in memories.items()}
     tiers = shelves(policy, sightings, host=memory.capacity, disk=disk, granule=GRANULE)
     stages, lane = engine_stages(kind), Lane("profiles")

@@ -26,6 +26,10 @@ class TwinMemory:
     Args:
         find: what lies at an address.
         wrap: makes a tensor of host memory one of the device.
+
+    Attributes:
+        asked: what it was asked for.
+        before: called before it answers.
     """
 
     gpu = 0
@@ -37,8 +41,10 @@ class TwinMemory:
     ) -> None:
         self._find, self._wrap = find, wrap
         self.asked: list[DeviceBytes] = []
+        self.before: Callable[[], object] = lambda: None
 
     def tensor(self, memory: DeviceBytes) -> Tensor:
         """Return bytes as flat uint8, as they lie."""
+        self.before()
         self.asked.append(memory)
         return self._wrap(torch.frombuffer(self._find(memory), dtype=torch.uint8))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.twin_memory import TwinMemory
 
+from kvtcd.core.device_bytes import DeviceBytes
 from kvtcd.core.keys import RecordKey
 from kvtcd.lab.second_device import DEVICE, SecondDevice
 from kvtcd.tiers.device import GRANULE, DeviceMemory
 
-CPU = torch.device("cpu")
+CPU, TWIN = torch.device("cpu"), TwinMemory().tensor
 
 
 def key(number: int) -> RecordKey:
@@ -27,7 +29,7 @@ def pieces(nbytes: int, *cuts: int) -> list[np.ndarray]:
 
 def fragmented() -> DeviceMemory:
     """Six granules, of which every other one is free; the others hold their own number."""
-    memory = DeviceMemory(6 * GRANULE, CPU)
+    memory = DeviceMemory(6 * GRANULE, CPU, TWIN)
     for number in range(6):
         memory.allocate(key(number), GRANULE)
         memory.upload(key(number), [np.full(GRANULE, number, np.uint8)])
@@ -51,8 +53,20 @@ def test_a_block_in_pieces_comes_back_and_touches_no_other(cuts) -> None:
         assert (other == number).all()
 
 
+@pytest.mark.parametrize("start", [0, 1, 16])
+def test_a_block_is_delivered_whole_to_memory_of_another_and_nothing_beside_it(start) -> None:
+    memory, data = fragmented(), noise(3 * GRANULE - 5)
+    memory.allocate(key(9), data.size)
+    memory.upload(key(9), [data])
+    there = np.full(3 * GRANULE + 64, 0xEE, np.uint8)
+    memory.deliver(key(9), DeviceBytes(0, there.ctypes.data + start, data.size))
+
+    assert np.array_equal(there[start : start + data.size], data)
+    assert (np.delete(there, slice(start, start + data.size)) == 0xEE).all()
+
+
 def test_what_is_uploaded_is_a_copy() -> None:
-    memory, data = DeviceMemory(GRANULE, CPU), noise(100)
+    memory, data = DeviceMemory(GRANULE, CPU, TWIN), noise(100)
     memory.allocate(key(1), data.size)
     memory.upload(key(1), [data.copy()])
     other = noise(100, seed=1)
@@ -67,7 +81,7 @@ def test_what_is_uploaded_is_a_copy() -> None:
 def test_nobody_waits_for_a_copy_either_way() -> None:
     told = []
     with SecondDevice(told.append):
-        memory, data = DeviceMemory(2 * GRANULE, DEVICE), noise(GRANULE)
+        memory, data = DeviceMemory(2 * GRANULE, DEVICE, TWIN), noise(GRANULE)
         memory.allocate(key(1), data.size)
         told.clear()
         memory.upload(key(1), np.split(data, [100]))
@@ -81,14 +95,14 @@ def test_nobody_waits_for_a_copy_either_way() -> None:
 
 
 def test_freed_room_is_given_out_again() -> None:
-    memory = DeviceMemory(2 * GRANULE, CPU)
+    memory = DeviceMemory(2 * GRANULE, CPU, TWIN)
     for number in range(50):
         memory.allocate(key(number), GRANULE + 1)
         memory.free(key(number))
 
 
 def test_more_than_there_is_is_refused() -> None:
-    memory = DeviceMemory(2 * GRANULE + 17, CPU)
+    memory = DeviceMemory(2 * GRANULE + 17, CPU, TWIN)
 
     assert memory.capacity == 2 * GRANULE
     with pytest.raises(MemoryError):
