@@ -13,12 +13,11 @@ from unittest.mock import patch
 import pytest
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
-from support.http import NS, closed, running, until
+from support.http import NS, closed, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_TOKENS, block
 
 from kvtcd import __version__
-from kvtcd.api.limits import Limits
 from kvtcd.api.listeners import bind
 from kvtcd.api.state import IN_FLIGHT, TRAFFIC
 from kvtcd.core.errors import AlreadyRunning, ConfigError, StoreFailed, UnknownProfile
@@ -204,7 +203,7 @@ async def test_requests_under_way_end_before_the_daemon_does():
 
 
 async def test_a_request_that_outlasts_the_drain_is_cut_and_its_room_given_back():
-    async with running(Limits(shutdown_s=0.2)) as daemon:
+    async with running(unhurried(shutdown_s=0.2)) as daemon:
         await daemon.register()
         reader, writer = await asyncio.open_unix_connection(daemon.socket)
         writer.write(

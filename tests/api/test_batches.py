@@ -7,11 +7,10 @@ import json
 import threading
 
 import pytest
-from support.http import NS, TENANT_HEADER, running
+from support.http import NS, TENANT_HEADER, running, unhurried
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block, soon
 
-from kvtcd.api.limits import Limits
 from kvtcd.core import wire
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -133,7 +132,7 @@ async def test_a_bad_body_stores_nothing_and_gives_its_room_back(body, status):
 
 
 async def test_too_many_blocks_or_too_many_bytes_are_refused():
-    async with running(Limits(batch_blocks=2, batch_bytes=3 * BLOCK_BYTES)) as daemon:
+    async with running(unhurried(batch_blocks=2, batch_bytes=3 * BLOCK_BYTES)) as daemon:
         await daemon.register()
         tiny = b"".join(frame(n, tokens=1) for n in range(3))
         assert (await put(daemon, tiny))[0] == 400

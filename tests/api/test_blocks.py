@@ -6,10 +6,9 @@ import asyncio
 from unittest.mock import patch
 
 import pytest
-from support.http import NS, TENANT_HEADER, closed, running, until
+from support.http import NS, TENANT_HEADER, closed, running, unhurried, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
-from kvtcd.api.limits import Limits
 from kvtcd.api.state import IN_FLIGHT
 from kvtcd.core.place import Tier
 from kvtcd.core.policy import Policy
@@ -203,7 +202,7 @@ async def test_a_body_without_length_is_refused():
 
 
 async def test_a_block_over_the_limit_is_refused_by_its_declared_length():
-    async with running(Limits(block_bytes=BLOCK_BYTES - 1)) as daemon:
+    async with running(unhurried(block_bytes=BLOCK_BYTES - 1)) as daemon:
         await daemon.register()
         async with put(daemon) as answer:
             assert answer.status == 413

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from support.fake_driver import BAD_HANDLE, ILLEGAL, Machine, Process
-from support.http import NS, TENANT_HEADER, Daemon, running, until
+from support.http import NS, TENANT_HEADER, Daemon, running, unhurried, until
 from support.placed import get, key, put, span
 from support.sharing_engine import BLOCKS, SIZE, Engine
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
@@ -97,7 +97,7 @@ async def test_the_daemon_waits_for_what_the_engine_has_queued(machine):
 
 
 async def test_work_that_never_ends_holds_up_one_request_and_not_the_end_of_the_region(machine):
-    async with daemon_of(machine, Limits(shutdown_s=2, stall_s=1.5)) as (daemon, process):
+    async with daemon_of(machine, unhurried(shutdown_s=2)) as (daemon, process):
         await daemon.register()
         stuck, well = Engine(machine), Engine(machine)
         region, other = await stuck.share(daemon), await well.share(daemon)
@@ -108,15 +108,25 @@ async def test_work_that_never_ends_holds_up_one_request_and_not_the_end_of_the_
             await until(lambda: process.calls["cuEventQuery"] > 3)
             well.write(0, block(2))
             assert (await put(daemon, other, (head(2), span(0))))[1]["results"][0]["outcome"] == "stored"
-            status, answer = await storing
-            assert (status, answer["type"]) == (504, "urn:kvtcd:error:deadline-exceeded")
-            storing = asyncio.create_task(put(daemon, region, (head(1), span(0))))
-            before = process.calls["cuEventQuery"]
-            await until(lambda: process.calls["cuEventQuery"] > before + 3)
+            assert not storing.done()
             assert await asyncio.to_thread(stuck.recall) == b""
             status, answer = await storing
             assert (status, answer["what"]) == (404, "region")
         assert daemon.blocks() == 1
+
+
+async def test_who_waits_for_work_that_never_ends_is_told_so_when_his_time_is_over(machine):
+    async with daemon_of(machine, unhurried(shutdown_s=2, stall_s=0.1)) as (daemon, _):
+        await daemon.register()
+        engine = Engine(machine)
+        region = await engine.share(daemon)
+        with engine.work() as queued:
+            queued.append(lambda: None)
+            engine.exported.record(engine.stream)
+            status, answer = await put(daemon, region, (head(1), span(0)))
+            assert (status, answer["type"]) == (504, "urn:kvtcd:error:deadline-exceeded")
+            assert await asyncio.to_thread(engine.recall) == b""
+        assert daemon.blocks() == 0
 
 
 async def test_an_engine_that_goes_takes_its_region_with_it(machine):
@@ -235,7 +245,7 @@ async def test_nothing_is_read_or_written_beyond_a_part(machine):
 
 
 async def test_regions_of_both_kinds_are_bounded(machine):
-    limits = Limits(shutdown_s=2, regions=2, device_region_bytes=2 * SIZE - 1)
+    limits = unhurried(shutdown_s=2, regions=2, device_region_bytes=2 * SIZE - 1)
     async with daemon_of(machine, limits) as (daemon, _):
         first, second, third = Engine(machine), Engine(machine), Engine(machine)
         assert await first.share(daemon)

@@ -10,11 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 from support.fake_driver import ILLEGAL, Machine, Process
+from support.http import unhurried
 from support.patience import PATIENCE_S
 
-from kvtcd.api.limits import Limits
 from kvtcd.api.regions import Regions
 from kvtcd.core.device_errors import BadHandle, DeviceFailed
 from kvtcd.core.errors import BadRequest, Busy, KvtcdError, NotFound, TooLarge
@@ -24,7 +33,7 @@ from kvtcd.cuda.imports import Imports
 from kvtcd.engine.metrics import Metrics
 
 SIZE = 1000
-LIMITS = Limits(regions=3, device_region_bytes=2 * SIZE)
+LIMITS = unhurried(regions=3, device_region_bytes=2 * SIZE)
 TENANTS = st.sampled_from(["a", "b"])
 PLACES = st.integers(0, SIZE + 10)
 
@@ -85,10 +94,12 @@ class Lives(RuleBasedStateMachine):
             return Engine(tenant, process, driver.allocate(SIZE))
 
     @rule(target=shares, engine=engines, tenant=TENANTS, begin=PLACES, nbytes=st.integers(1, SIZE))
-    def one_offers(self, engine: Engine, tenant: str, begin: int, nbytes: int) -> Shared | None:
+    def one_offers(
+        self, engine: Engine, tenant: str, begin: int, nbytes: int
+    ) -> Shared | MultipleResults[Shared]:
         """The engine's own user, or another one who knows its handle."""
         if engine.memory not in engine.process.memory or begin >= SIZE:
-            return None
+            return multiple()
         end = min(begin + nbytes, SIZE)
         offer = engine.offer(begin, end - begin)
         mine = [one for one in self.open if one.tenant == tenant]
@@ -106,7 +117,7 @@ class Lives(RuleBasedStateMachine):
         if expected is not None:
             with pytest.raises(expected):
                 self.run(opening)
-            return None
+            return multiple()
         grant = self.run(opening)
         shared.name = grant.region
         self.open.append(shared)
@@ -130,24 +141,26 @@ class Lives(RuleBasedStateMachine):
         return None
 
     @rule(shared=shares, place=PLACES, nbytes=st.integers(1, 400))
-    def a_block_is_stored(self, shared: Shared | None, place: int, nbytes: int) -> None:
-        if shared is None or (part := self.part(shared, place, nbytes)) is None:
+    def a_block_is_stored(self, shared: Shared, place: int, nbytes: int) -> None:
+        if (part := self.part(shared, place, nbytes)) is None:
             return
         room = np.zeros(nbytes, dtype=np.uint8)
         done: list[bool] = []
         slot = SimpleNamespace(spaces=lambda: [room[:7], room[7:]], filled=lambda: done.append(True))
-        self.run(part.fill(slot, 5))
+        self.run(part.fill(slot, PATIENCE_S))
         at = shared.begin + place
         assert room.tobytes() == shared.engine.data[at : at + nbytes]
         assert done
 
     @rule(shared=shares, place=PLACES, data=st.binary(min_size=1, max_size=400))
-    def a_block_is_read(self, shared: Shared | None, place: int, data: bytes) -> None:
-        if shared is None or (part := self.part(shared, place, len(data))) is None:
+    def a_block_is_read(self, shared: Shared, place: int, data: bytes) -> None:
+        if (part := self.part(shared, place, len(data))) is None:
             return
         pieces = [memoryview(bytearray(data[:5])), memoryview(bytearray(data[5:]))]
-        lease = SimpleNamespace(nbytes=len(data), pieces=lambda: [piece for piece in pieces if piece])
-        self.run(part.take(lease, 5))
+        lease = SimpleNamespace(
+            nbytes=len(data), landed=False, pieces=lambda: [piece for piece in pieces if piece]
+        )
+        self.run(part.take(lease, PATIENCE_S))
         at = shared.begin + place
         shared.engine.data[at : at + len(data)] = data
 
@@ -177,7 +190,7 @@ class Lives(RuleBasedStateMachine):
         self.run(end())
 
     @rule(shared=consumes(shares))
-    def a_connection_ends(self, shared: Shared | None) -> None:
+    def a_connection_ends(self, shared: Shared) -> None:
         if shared in self.open:
             self.settled(shared)
             assert shared.idle
@@ -214,7 +227,7 @@ class Lives(RuleBasedStateMachine):
         part = self.regions.part(mine[0].tenant, mine[0].name, Span(0, 1))
         slot = SimpleNamespace(spaces=lambda: [np.zeros(1, dtype=np.uint8)])
         with pytest.raises(NotFound):
-            self.run(part.fill(slot, 5))
+            self.run(part.fill(slot, PATIENCE_S))
         self.failed = True
         self.settled()
         assert not self.open
@@ -259,4 +272,4 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestLives.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

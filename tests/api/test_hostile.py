@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 from support.hostile import MOST, crowd, room
-from support.http import NS, closed, running, until
+from support.http import NS, closed, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
@@ -226,7 +226,7 @@ async def test_ten_thousand_connections_keep_nobody_from_being_served():
     if size < MOST:
         print(f"{size} connections of {MOST}: more descriptors than this process may have")  # noqa: T201
     loop = asyncio.get_running_loop()
-    bounds = Limits(shutdown_s=2, in_flight=16 * BLOCK_BYTES, tenant_in_flight=8 * BLOCK_BYTES)
+    bounds = unhurried(shutdown_s=2, in_flight=16 * BLOCK_BYTES, tenant_in_flight=8 * BLOCK_BYTES)
     other = {"Test-Tenant": "uid:2"}
     query = f"?tokens={BLOCK_TOKENS}&first_token=0"
     async with running(bounds) as daemon:

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.http import NS, TENANT_HEADER, closed, running, until
+from support.http import NS, TENANT_HEADER, closed, running, unhurried, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
-from kvtcd.api.limits import InFlight, Limits
+from kvtcd.api.limits import InFlight
 from kvtcd.api.state import IN_FLIGHT
 from kvtcd.core.errors import Busy
 
@@ -52,7 +52,7 @@ def test_an_error_gives_the_bytes_back():
 
 @pytest.mark.asyncio
 async def test_a_put_over_the_budget_is_refused_before_its_body_and_other_tenants_are_not():
-    async with running(Limits(tenant_in_flight=BLOCK_BYTES)) as daemon:
+    async with running(unhurried(tenant_in_flight=BLOCK_BYTES)) as daemon:
         await daemon.register()
         await daemon.register(**{TENANT_HEADER: "uid:2"})
         path = f"{NS}/blocks/aa?tokens={BLOCK_TOKENS}"

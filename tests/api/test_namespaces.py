@@ -7,10 +7,9 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from support.http import NS, TENANT_HEADER, running
+from support.http import NS, TENANT_HEADER, running, unhurried
 from support.toy import BLOCK_TOKENS, IDENTITY, block
 
-from kvtcd.api.limits import Limits
 from kvtcd.core import wire
 from kvtcd.core.keys import chain
 from kvtcd.core.messages import BlockHead, NamespaceInfo
@@ -155,7 +154,7 @@ async def test_half_a_token_is_a_bad_request(nbytes):
 
 
 async def test_bodies_over_their_limits_are_refused():
-    async with running(Limits(json_bytes=2000, token_bytes=16)) as daemon:
+    async with running(unhurried(json_bytes=2000, token_bytes=16)) as daemon:
         await daemon.register()
         headers = {"Content-Type": "application/octet-stream"}
         async with daemon.request("POST", f"{NS}/match", data=bytes(20), headers=headers) as answer:

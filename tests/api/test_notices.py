@@ -10,12 +10,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from support.http import NS, TENANT_HEADER, Daemon, closed, running, until
+from support.http import NS, TENANT_HEADER, Daemon, closed, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.records import keys_in
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
-from kvtcd.api.limits import Limits
 from kvtcd.core.errors import Stopping
 from kvtcd.core.keys import EngineKey
 from kvtcd.core.messages import BlockHead
@@ -249,7 +248,7 @@ async def test_a_slow_reader_costs_no_memory_and_is_told():
 
 
 async def test_who_takes_no_bytes_is_let_go_of():
-    async with running(Limits(stall_s=0.2)) as daemon:
+    async with running(unhurried(stall_s=0.2)) as daemon:
         feeds = daemon.toy.service.feeds
         _, writer = await asyncio.open_unix_connection(daemon.socket)
         writer.transport.pause_reading()
@@ -265,7 +264,7 @@ async def test_who_takes_no_bytes_is_let_go_of():
 
 @pytest.mark.slow
 async def test_who_reads_slowly_but_steadily_is_told_what_he_missed_and_stays():
-    async with running(Limits(stall_s=3.0)) as daemon:
+    async with running(unhurried(stall_s=3.0)) as daemon:
         feeds, loop = daemon.toy.service.feeds, asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.setblocking(False)
@@ -312,7 +311,7 @@ async def test_listeners_are_bounded_and_let_go():
 async def test_a_stop_ends_the_stream_at_once(monkeypatch):
     late = 10 * PATIENCE_S
     monkeypatch.setattr("kvtcd.api.notices.HEARTBEAT_S", late)
-    async with running(Limits(shutdown_s=late)) as daemon, ear(daemon) as listener:
+    async with running(unhurried(shutdown_s=late)) as daemon, ear(daemon) as listener:
         async with asyncio.timeout(
             PATIENCE_S
         ):  # and not with the next sign of life, or all that a stop may take

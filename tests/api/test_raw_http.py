@@ -10,12 +10,11 @@ import socket
 from dataclasses import replace
 
 import pytest
-from support.http import NS, Daemon, closed, running, until
+from support.http import NS, Daemon, closed, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd.api import app
-from kvtcd.api.limits import Limits
 from kvtcd.core.layout import Dtype, kv_layout
 from kvtcd.core.messages import BlockHead
 
@@ -193,7 +192,7 @@ async def test_continue_is_sent_only_to_those_who_are_welcome():
 
 
 async def test_a_stalled_body_is_given_up_and_its_room_given_back():
-    async with running(Limits(stall_s=0.2)) as daemon:
+    async with running(unhurried(stall_s=0.2)) as daemon:
         await daemon.register()
         answer = await daemon.raw(put_head() + block(1)[:100])
         assert statuses(answer) == [408]
@@ -202,7 +201,7 @@ async def test_a_stalled_body_is_given_up_and_its_room_given_back():
 
 
 async def test_a_body_that_drips_is_given_up():
-    async with running(Limits(stall_s=60, grace_s=0.3, rate=1000)) as daemon:
+    async with running(unhurried(stall_s=60, grace_s=0.3, rate=1000)) as daemon:
         await daemon.register()
         reader, writer = await asyncio.open_unix_connection(daemon.socket)
         writer.write(put_head())
@@ -261,7 +260,7 @@ async def test_downloads_that_are_cut_let_go_of_their_block():
 
 
 async def test_a_download_that_is_never_read_lets_go_of_its_block():
-    async with running(Limits(stall_s=0.3), host=16 * LARGE_BYTES) as daemon:
+    async with running(unhurried(stall_s=0.3), host=16 * LARGE_BYTES) as daemon:
         get = await store_large(daemon)
         stalled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stalled.setblocking(False)
@@ -284,7 +283,7 @@ async def test_connections_that_say_nothing_or_not_enough_are_closed(monkeypatch
 
 
 async def test_connections_over_the_limit_are_turned_away_and_others_served():
-    async with running(Limits(connections=2)) as daemon:
+    async with running(unhurried(connections=2)) as daemon:
         ask, probe = (b"GET %b HTTP/1.1\r\nHost: kvtcd\r\n\r\n" % path for path in (b"/v1", b"/healthz"))
         open_ones = [await asyncio.open_unix_connection(daemon.socket) for _ in range(2)]
         for reader, writer in open_ones:

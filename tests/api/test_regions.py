@@ -17,12 +17,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from support.http import NS, TENANT_HEADER, Daemon, running, until
+from support.http import NS, TENANT_HEADER, Daemon, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.placed import get, key, put, span
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, block
 
-from kvtcd.api.limits import Limits
 from kvtcd.api.region import HostRegion
 from kvtcd.api.state import REGIONS
 from kvtcd.core.errors import BadRequest, NotFound, TooLarge
@@ -273,7 +272,7 @@ async def test_what_is_no_sealed_memory_is_refused_and_its_descriptors_closed(fd
 
 
 async def test_regions_of_a_tenant_are_bounded_in_number_and_size():
-    async with running(Limits(regions=2, region_bytes=3 * SIZE)) as daemon:
+    async with running(unhurried(regions=2, region_bytes=3 * SIZE)) as daemon:
         first, second = await share(daemon), await share(daemon)
         third = await share(daemon)
         assert third.answer["status"] == 503
@@ -288,7 +287,7 @@ async def test_regions_of_a_tenant_are_bounded_in_number_and_size():
 
 
 async def test_connections_that_hand_over_nothing_are_closed():
-    async with running(Limits(stall_s=0.1, connections=2)) as daemon:
+    async with running(unhurried(stall_s=0.1, connections=2)) as daemon:
         silent = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
         with closing(*silent):
             for one in silent:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from support import fake_cuda
 from support.fake_driver import Machine, Process
-from support.http import NS, running, until
+from support.http import NS, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.placed import get, key, put, span
 from support.sharing_engine import Engine
@@ -277,7 +277,7 @@ async def test_the_first_byte_is_written_when_the_engine_is_done(machine, source
 
 @SOURCES
 async def test_who_is_never_done_holds_up_one_request(machine, source):
-    async with site(machine, Limits(shutdown_s=2, stall_s=0.3), **LIFTING) as here:
+    async with site(machine, unhurried(shutdown_s=2, stall_s=0.3), **LIFTING) as here:
         await here.ready(source, 5)
         with here.engine.work() as queued:
             queued.append(lambda: None)
@@ -430,7 +430,7 @@ async def test_a_region_that_ends_is_let_go_of_when_nothing_writes_there(machine
 
 
 async def test_a_region_that_has_ended_is_said_to_be_so_and_is_no_miss(machine):
-    async with site(machine, Limits(shutdown_s=2, stall_s=PATIENCE_S)) as here:
+    async with site(machine, unhurried(shutdown_s=2)) as here:
         await here.packed(0)
         with here.engine.work() as queued:
             queued.append(lambda: None)

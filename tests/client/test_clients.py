@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
-from support.http import Daemon, closed, running, until
+from support.http import Daemon, closed, running, unhurried, until
 from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon
 
 from kvtcd import __version__
-from kvtcd.api.limits import Limits
 from kvtcd.api.region import HostRegion
 from kvtcd.api.state import REGIONS
 from kvtcd.client import AsyncClient, BlockHead, Client, groups
@@ -524,7 +523,7 @@ async def test_frames_that_break_off_are_not_returned(kind, tmp_path, monkeypatc
 
 
 async def test_many_threads_may_use_one_client():
-    async with running(Limits(connections=64), host=100 * BLOCK_BYTES) as daemon:
+    async with running(unhurried(connections=64), host=100 * BLOCK_BYTES) as daemon:
         with Client(str(daemon.socket)) as client:
             await asyncio.to_thread(client.register, "demo", IDENTITY)
             wrong: list[object] = []
@@ -572,7 +571,7 @@ async def test_the_default_socket_is_that_of_the_environment(monkeypatch):
 
 
 async def test_calls_that_are_not_repeated_keep_few_connections_open():
-    async with running(Limits(connections=32)) as daemon:
+    async with running(unhurried(connections=32)) as daemon:
         with Client(str(daemon.socket)) as client:
             await asyncio.to_thread(client.register, "demo", IDENTITY)
             head = BlockHead(key(1), BLOCK_TOKENS, 0)

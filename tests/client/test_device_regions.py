@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from support.fake_driver import ILLEGAL, Machine, Process
-from support.http import running, until
+from support.http import running, unhurried, until
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block
 
-from kvtcd.api.limits import Limits
 from kvtcd.api.state import REGIONS
 from kvtcd.client import AsyncClient, BlockHead, Client
 from kvtcd.core.errors import BadRequest, TooLarge, Unavailable
@@ -153,7 +152,7 @@ async def test_memory_without_a_handle_goes_through_a_region_of_the_host(kind, d
 
 async def test_where_nothing_can_be_shared_it_goes_over_http_and_both_reasons_are_said(kind, engine, memory):
     async with (
-        running(Limits(shutdown_s=2, region_bytes=4096)) as daemon,
+        running(unhurried(shutdown_s=2, region_bytes=4096)) as daemon,
         sharing(kind, daemon, memory) as (client, region),
     ):
         assert region.path == "http"
@@ -242,7 +241,7 @@ async def test_a_daemon_that_does_not_let_go_is_told_of(kind, daemon, memory, mo
 async def test_memory_that_is_none_is_refused_and_a_large_one_is_bounded(kind, machine, memory):
     process = Process(machine)
     async with running(
-        Limits(shutdown_s=2, device_region_bytes=10), devices=Imports(process.driver)
+        unhurried(shutdown_s=2, device_region_bytes=10), devices=Imports(process.driver)
     ) as daemon:
         client = kind(str(daemon.socket))
         with pytest.raises(BadRequest, match="memory: "):

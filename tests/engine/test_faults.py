@@ -12,6 +12,7 @@ from typing import get_args
 
 import pytest
 from support.invariants import check
+from support.patience import PATIENCE_S
 from support.toy import BLOCK_BYTES, BLOCK_TOKENS, IDENTITY, block, soon, toy_service
 
 from kvtcd.core.errors import KvtcdError, NotFound, StoreFailed, StoreFull
@@ -209,7 +210,7 @@ async def test_while_the_disk_stands_still_memory_is_served_and_new_blocks_are_t
         def slowly(call):
             def wrapped(*arguments):
                 entered.release()
-                turning.wait(60)
+                turning.wait(PATIENCE_S)
                 return call(*arguments)
 
             return wrapped
@@ -219,7 +220,7 @@ async def test_while_the_disk_stands_still_memory_is_served_and_new_blocks_are_t
             durable = asyncio.create_task(store(service, ns, 1, durable=True))
             cold = asyncio.create_task(fetch(service, ns, 0))
             for _ in range(2):
-                assert await asyncio.to_thread(entered.acquire, timeout=60), "both are at the disk"
+                assert await asyncio.to_thread(entered.acquire, timeout=PATIENCE_S), "both are at the disk"
             stored = [await store(service, ns, number, durable=False) for number in range(2, 12)]
             read_back = [await fetch(service, ns, number) for number in range(1, 12)]
             found = service.prefixes.match(ns, [key(number) for number in range(12)], b"").blocks

@@ -121,6 +121,12 @@ class Daemon:
         )
 
 
+def unhurried(**changes: Any) -> Limits:
+    """Return limits by which nothing depends on how fast the machine is, but for those that are given."""
+    long = dict.fromkeys(("stall_s", "grace_s", "deadline_s", "shutdown_s"), PATIENCE_S)
+    return Limits(**(long | changes))
+
+
 @asynccontextmanager
 async def running(
     limits: Limits | None = None,
@@ -144,7 +150,7 @@ async def running(
 
             app = create_app(
                 built.service,
-                limits or Limits(shutdown_s=PATIENCE_S, deadline_s=PATIENCE_S),
+                limits or unhurried(),
                 reload=reload if load else refused,
                 authenticate=authenticate,
                 identify_peer=identify_peer,
