@@ -42,7 +42,8 @@ async def test_a_chain_is_launched_at_once_and_ends_in_order_on_the_device(monke
     assert await asyncio.to_thread(two._stream.waiting.wait, PATIENCE_S), "the device itself waits"
     before = begun.done(), ended.done(), list(log), one.pending, two.pending
     gate.set()
-    await came(ended)
+    for event in (begun, ended):  # each stream sees for itself that its own has come
+        await came(event)
     after = begun.result(), ended.result(), one.pending, two.pending
     for stream in (one, two):
         await stream.close()
