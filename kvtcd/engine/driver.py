@@ -177,12 +177,12 @@ class Driver:
     async def land(self, key: RecordKey, source: Place, out: DeviceBytes) -> Reason | None:
         """Have a block, of which a copy is pinned, land in memory of its reader; tell why not, if so."""
         namespace = self._namespace_of(key)
-        tenant = self._registry.tenants[namespace.tenant]
         try:
             if source is Place.GPU:
                 device = self.catalog.residents.gpus.where(key).device
                 assert device is not None, "a shelf of the GPU tier has one"
                 return await self._mover.deliver(key, namespace, device, out)
+            tenant = self._registry.tenants[namespace.tenant]
             block = Packed(key, source, namespace, tenant, self.origins.get(key))
             return await self._mover.unpack(block, out)
         except Exception:  # noqa: BLE001 - as of a move; the block takes another way

@@ -103,10 +103,8 @@ class _Inflated:
     data: bytearray
     kind: str
     foreign: TwinMemory | None
-    before: Callable[[], None]
 
     def synthesize(self, out) -> None:
-        self.before()
         if isinstance(out, DeviceBytes):
             out = self.foreign.tensor(out).numpy()
         if len(self.data) != len(out):
@@ -119,7 +117,6 @@ class ToyCodec:
     """Zlib in a blob's clothes. `after` of every encoding is noted; `fail` makes it break.
 
     `kind`, as in `support.pipelines`, says who writes the blocks; `foreign`, where on a GPU they may go, too.
-    `before` is called before a block is unpacked.
     """
 
     identity: Identity
@@ -134,7 +131,6 @@ class ToyCodec:
     gate: threading.Event = field(default_factory=threading.Event)
     kind: str = "threads"
     foreign: TwinMemory | None = None
-    before: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -152,7 +148,7 @@ class ToyCodec:
 
     def inflate(self, blob, scratch) -> _Inflated:  # noqa: ARG002 - as in `Codec`
         data = zlib.decompressobj().decompress(blob.payload(blob.sections[0]))
-        return _Inflated(bytearray(data), self.kind, self.foreign, self.before)
+        return _Inflated(bytearray(data), self.kind, self.foreign)
 
     def encode(self, body, *, tokens, first_token, after) -> ToyPacked:
         self.gate.wait(PATIENCE_S)

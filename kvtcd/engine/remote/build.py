@@ -96,8 +96,7 @@ def remote_tier(
     )  # fmt: skip
     writing = Writing(
         caller, generations, upkeep, Questions(caller, presence, lacked), presence, registry=registry,
-        lane=lane, figures=figures,
-        capacity=settings.queue, ttl=settings.ttl, encrypt=settings.encrypt,
+        lane=lane, figures=figures, capacity=settings.queue, ttl=settings.ttl, encrypt=settings.encrypt,
     )  # fmt: skip
     arrivals = Arrivals(
         caller, generations, presence, driver=driver, memory=memory, registry=registry, lane=lane,

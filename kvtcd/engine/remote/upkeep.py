@@ -54,13 +54,8 @@ class Upkeep:
         self, caller: Caller, folder: Folder, lane: Lane, figures: Figures, *, every: float, ttl: int | None,
         luck: Callable[[], float],
     ) -> None:  # fmt: skip
-        self._caller, self._folder, self._lane, self._figures, self._luck = (
-            caller,
-            folder,
-            lane,
-            figures,
-            luck,
-        )
+        self._caller, self._folder, self._lane = caller, folder, lane
+        self._figures, self._luck = figures, luck
         self._every, self._ttl = max(every, _SHORTEST_S), ttl
         self.left = 0
         self._due: dict[bytes, float] = {}

@@ -139,7 +139,7 @@ async def test_what_found_the_queue_full_is_offered_again_when_it_is_used(tmp_pa
     shared = FakeStore()
     shared.gate.clear()
     small = patient(queue=4 * BLOCK_BYTES, absent_s=0.0)
-    async with host(tmp_path, shared, settings=small, host=200 * BLOCK_BYTES) as (toy, ns):
+    async with host(tmp_path, shared, settings=small) as (toy, ns):
         await store(toy, ns, range(50))
         assert stats(toy).dropped
         shared.gate.set()
